@@ -118,15 +118,13 @@ def _show_plain(found: dict[str, Any]) -> None:
 
 def _of_metadataset(path: str, storage_options: dict[str, Any] | None) -> dict[str, list[dict[str, Any]]]:
     from energon_stream.config.metadataset_files import MetadatasetFiles
-    from energon_stream.config.references import JoinRef
 
     files = MetadatasetFiles(storage_options)
     splits: dict[str, list[dict[str, Any]]] = {}
     for split, root in files.document(path).splits.items():
         items = splits[split] = []
         for item in files.items(root):
-            leaves = [m.leaf for m in item.ref.members] if isinstance(item.ref, JoinRef) else [item.ref]
-            names = [f"{leaf.path} [{leaf.split_part}]" for leaf in leaves]
+            names = [f"{leaf.path} [{leaf.split_part}]" for leaf in item.ref.leaves]
             items.append({"datasets": names, "weight": item.weight, "repetitions": item.repetitions})
     return splits
 

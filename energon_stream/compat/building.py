@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from energon_stream.config.dataset_options import DatasetOptions, DatasetRequest, Shuffling
-from energon_stream.config.joins import JoinLeaf
-from energon_stream.config.leaf_dataset import LeafDataset
-from energon_stream.config.leaves import open_leaf
+from energon_stream.config.leaves import JoinLeaf, open_leaf
+from energon_stream.config.mixture import LeafDataset
 from energon_stream.config.opening import open_location
 from energon_stream.config.sample_factory import SampleFactory
 from energon_stream.decode import FileStoreDecoder

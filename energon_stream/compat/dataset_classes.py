@@ -25,7 +25,7 @@ from energon_stream.samples import CrudeSample, Sample
 from energon_stream.tar.format import split_name
 
 if TYPE_CHECKING:
-    from energon_stream.config.leaf_dataset import LeafDataset
+    from energon_stream.config.mixture import LeafDataset
     from energon_stream.media import FileStore
     from energon_stream.prepare.media_headers import MediaFilter
     from energon_stream.worker import WorkerConfig

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.config.fields import parse_parts
-from energon_stream.config.location import DatasetLocation, PathOption, root_of
+from energon_stream.config.metadataset_files import MetadatasetFiles
+from energon_stream.config.opening import DatasetLocation, PathOption
 from energon_stream.config.sample_types import CRUDE, DeclaredSamples, SampleType, declare
 from energon_stream.config.subset import parse_subset
 from energon_stream.config.view import parse_view
@@ -188,22 +189,26 @@ class DatasetRequest:
         bounds = options.get("limits") or Limits.from_environment()
         if not isinstance(bounds, Limits):
             raise ConfigError(f"limits is {bounds!r:.80}", hint="pass Limits(…)")
-        location = DatasetLocation(
-            root_of(path),
-            split_part,
+        read_options = options.get("read_options") or ReadOptions()
+        files = MetadatasetFiles(
             options.get("storage_options"),
             options.get("transport", "auto"),
+            cache_layer(options.get("cache")),
+            read_options.retry_deadline,
+            bounds,
+            options.get("allow_urls"),
+        )
+        location = DatasetLocation(
+            path,
+            split_part,
+            files,
             options.get("split_config", SPLIT_CONFIG),
             options.get("dataset_config", DATASET_CONFIG),
             parse_subset(options.get("subset"), str(path)),
             multiplier,
-            cache_layer(options.get("cache")),
             _declared(options.get("sample_type"), options.get("field_map"), config),
             dict(options.get("subflavors") or {}),
-            (options.get("read_options") or ReadOptions()).retry_deadline,
-            bounds,
-            options.get("allow_urls"),
-            parse_view(options, str(path)[:200], lambda url: StoreSpec(url, options.get("storage_options"))),
+            parse_view(options, str(path)[:200], lambda url: StoreSpec(url, files.storage_options)),
         )
         return cls(
             location,
@@ -213,7 +218,7 @@ class DatasetRequest:
             options.get("trust_dataset_code"),
             parse_parts(options.get("parts"), "parts="),
             encoder.cookers if with_cookers else (),
-            _limits(options.get("read_options"), batch_size, packing_buffer_size),
+            _limits(read_options, batch_size, packing_buffer_size),
             batch_size,
             packing_buffer_size,
         )
@@ -237,13 +242,10 @@ def _with_handler(config: WorkerConfig, handler: Callable[[Exception, Any], Any]
     return replace(config, global_error_handler=call)
 
 
-def _limits(
-    given: ReadOptions | None, batch_size: int | None, packing_buffer_size: int | None
-) -> ReadOptions:
+def _limits(limits: ReadOptions, batch_size: int | None, packing_buffer_size: int | None) -> ReadOptions:
     for name, value in (("batch_size", batch_size), ("packing_buffer_size", packing_buffer_size)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}", hint="use 1 or more, or None")
-    limits = given or ReadOptions()
     if limits.first_samples is not None:
         return limits
     # The first batch is fetched in small requests, so that it arrives early. Packing needs a full buffer

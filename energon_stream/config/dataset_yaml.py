@@ -83,8 +83,7 @@ def make_sample_factory(
     declared: DeclaredSamples | None = None,
     limits: Limits | None = None,
 ) -> tuple[SampleFactory, DatasetYamlOptions]:
-    """Find out how the samples of an opened dataset are made: by its ``dataset.yaml``, or as the user
-    declares.
+    """Find out how samples of a dataset are made: by its ``dataset.yaml``, or as the user declares.
 
     Raises NotPreparedError if there is neither, ConfigError if there are both, and what
     :func:`read_dataset_config` raises.
@@ -113,13 +112,10 @@ def make_sample_factory(
 
 
 def _read_beside(spec: StoreSpec, name: str) -> str:
-    """Read a file of the metadata folder; in a child process where that needs a client, because this process
-    may fork workers later.
-    """
-
     def read() -> str:
         return bytes(read_document(f"{META_FOLDER}/{name}", spec.open()).data).decode()
 
+    # In a child process where that needs a client, because this process may fork workers later.
     return read() if is_local(spec.url) else run_forkable(read)
 
 
@@ -136,12 +132,8 @@ def read_dataset_config(
 
     ``decoder`` decodes parts, unless the file names a decoder; None leaves them as bytes. ``read_text`` reads
     a file beside it, by name. ``trust`` True allows it to name code that is imported and run, False refuses
-    it, None asks the environment. ``limits`` are those of a decoder that the file names; None for those of
-    the environment.
-
-    Raises:
-        MetadataError: A key, class or type is wrong, or a required field has no part.
-        UntrustedCodeError: It names code, and is not trusted.
+    it, None asks the environment. ``limits`` is for a decoder that the file names. Raises MetadataError if a
+    key, class or type is wrong, and UntrustedCodeError if the file names code, and is not trusted.
     """
     is_foreign = isinstance(module := document.get("__module__"), str) and not is_own_module(module)
     if "decoder" in document:

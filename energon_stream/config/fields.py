@@ -48,10 +48,7 @@ class FieldAccess:
     alternatives: tuple[Access, ...]  # places; the first one that exists is taken
 
     def within(self, parts: frozenset[str], where: str) -> FieldAccess:
-        """Return the same field with places in these parts only; ``where`` is for messages.
-
-        Raises ConfigError if no place is left.
-        """
+        """Return the same field with places in these parts only. Raises ConfigError if none is left."""
         left = tuple(access for access in self.alternatives if access.part in parts)
         if not left:
             wanted = " or ".join(sorted({access.part for access in self.alternatives}))
@@ -80,10 +77,7 @@ class FieldAccess:
 
 
 def parse_field_map(document: Any, where: str) -> tuple[FieldAccess, ...]:
-    """Parse a ``field_map``.
-
-    Raises:
-        MetadataError: The document is not a mapping of names to places.
+    """Parse a ``field_map``. Raises MetadataError if it is not a mapping of names to places.
 
     Example:
         >>> (access,) = parse_field_map({"caption": "json[caption],txt"}, "dataset.yaml")
@@ -96,25 +90,19 @@ def parse_field_map(document: Any, where: str) -> tuple[FieldAccess, ...]:
 
 
 def _parse(field: str, text: Any, where: str) -> tuple[Access, ...]:
-    pieces = _COMMA_OUTSIDE_BRACKETS.split(text) if isinstance(text, str) else []
-    matches = [_ACCESS.fullmatch(piece) for piece in pieces]
-    alternatives = tuple(
-        Access(match[1], tuple(re.findall(r"\[([^\[\]]+)\]", match[2]))) for match in matches if match
-    )
-    if not alternatives or len(alternatives) != len(pieces):
+    texts = _COMMA_OUTSIDE_BRACKETS.split(text) if isinstance(text, str) else [""]
+    matches = [match for place in texts if (match := _ACCESS.fullmatch(place))]
+    if len(matches) != len(texts):
         raise MetadataError(
             f"the place of field {field!r} is {text!r}",
             where=where,
             hint="use a part (jpg), a place within a part (json[caption]), or several with commas (jpg,png)",
         )
-    return alternatives
+    return tuple(Access(match[1], tuple(re.findall(r"\[([^\[\]]+)\]", match[2]))) for match in matches)
 
 
 def parse_parts(value: Any, where: str) -> frozenset[str] | None:
-    """Parse a list of part names such as ``[json, txt]``; None means all parts.
-
-    Raises ConfigError if the value is something else.
-    """
+    """Parse a list of part names such as ``[json, txt]``; None means all. Raises ConfigError otherwise."""
     if value is None:
         return None
     if isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(part, str) for part in value):

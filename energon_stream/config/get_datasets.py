@@ -14,7 +14,7 @@ from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    from energon_stream.config.location import PathOption
+    from energon_stream.config.opening import PathOption
     from energon_stream.config.references import AnyLeafRef, Draws
     from energon_stream.config.sample_types import SampleType
     from energon_stream.samples import Sample
@@ -205,7 +205,7 @@ def get_val_dataset(
 ) -> SavableDataset[T]: ...
 
 
-def get_val_dataset(
+def get_val_dataset(  # noqa: D417 # get_train_dataset describes the other arguments
     path: PathOption,
     *,
     batch_size: int | None,
@@ -220,24 +220,11 @@ def get_val_dataset(
 ) -> SavableDataset[Any]:
     """Open a dataset for validation: one pass in order; the datasets of a metadataset follow each other.
 
-    Args:
-        path: A dataset or metadataset; see :class:`~energon_stream.config.dataset_options.SharedOptions`.
-        worker_config: Ranks, workers and seed; None for the ranks of ``torch.distributed``, with 4 workers.
-        task_encoder: Makes batches of samples; None for a new ``DefaultTaskEncoder()``.
-        split_part: See ``SharedOptions``.
-        batch_size: Samples of a batch; None yields single samples.
-        batch_drop_last: Whether a last batch that is not full is dropped.
-        packing_buffer_size: Samples to select packs from; None for no packing.
-        limit: Batches of a pass of one rank; None for all.
-        ends: The end of a pass if ranks have unequal numbers of batches. ``"uneven"``: each rank yields its
-            own. ``"drop"``, ``"pad"``: all ranks yield the same number, see :class:`EvenDataset`.
-        **options: Those that all functions share which open datasets, such as ``cache``; see
-            ``SharedOptions``.
+    The arguments and errors are those of :func:`get_train_dataset`, except for these.
 
-    Raises:
-        ConfigError: An option is unknown, or cannot work.
-        StorageError: The dataset cannot be reached.
-        DatasetError: The dataset is not prepared, or its metadata is wrong.
+    Args:
+        split_part: See ``SharedOptions``; ``"val"`` if left out.
+        limit: Batches of a pass of one rank; None for all.
 
     Example:
         >>> from energon_stream import WorkerConfig, get_val_dataset

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Generic, Unpack, cast
 
 from energon_stream.config.dataset_options import DatasetOptions, DatasetRequest, Shuffling
 from energon_stream.config.join_indices import prepare_metadataset
-from energon_stream.config.location import DatasetLocation, PathOption, root_of
+from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.mixture import open_mixture
-from energon_stream.config.references import JoinRef, LeafRef, multiplied
+from energon_stream.config.opening import DatasetLocation, PathOption
+from energon_stream.config.references import LeafRef, multiplied
 from energon_stream.errors import ConfigError
 from energon_stream.limits import Limits
 from energon_stream.task.encoder import T_sample
@@ -104,15 +105,13 @@ class DatasetLoaderInterface:
 
         Raises what :func:`prepare_metadataset` raises.
         """
-        root = root_of(self.path)
-        if not DatasetLocation(root, "").is_metadataset:
+        if not DatasetLocation(self.path, "").is_metadataset:
             return []
-        if not isinstance(root, str):
+        if isinstance(self.path, Mapping):
             raise ConfigError(
                 "a metadataset that is a dict has no place for indices", hint="write it to a file"
             )
-        reports = prepare_metadataset(root, **self._access())
-        return [report.url for report in reports]
+        return [report.url for report in prepare_metadataset(self.path, **self._access())]
 
     def traverse(self, *, split_part: str) -> list[LeafRef]:
         """List all datasets that a split names; see :func:`traverse_metadataset`."""
@@ -207,30 +206,15 @@ def load_dataset(
         >>> type(load_dataset("mix.yaml")).__name__, type(load_dataset("captions")).__name__
         ('MetadatasetV2', 'DatasetLoader')
     """
-    location = _location(path, "", storage_options, transport, limits, allow_urls)
+    bounds = limits or Limits.from_environment()
+    files = MetadatasetFiles(storage_options, transport, limits=bounds, allow_urls=allow_urls)
+    location = DatasetLocation(path, "", files)
     kind: type[DatasetLoaderInterface] = DatasetLoader
     if location.is_metadataset:
-
-        def read_version() -> int:
-            return location.files().document(location.root).version
-
-        kind = MetadatasetV2 if location.read(read_version, forks=True) == 2 else Metadataset
+        version = location.read(lambda: files.document(location.root).version, forks=True)
+        kind = MetadatasetV2 if version == 2 else Metadataset
     options.update(storage_options=storage_options, transport=transport, limits=limits, allow_urls=allow_urls)
     return kind(location.root, **options)
-
-
-def _location(
-    path: PathOption,
-    split_part: str,
-    storage_options: Mapping[str, Any] | None,
-    transport: Transport,
-    limits: Limits | None,
-    allow_urls: Sequence[str] | None,
-) -> DatasetLocation:
-    bounds = limits or Limits.from_environment()
-    return DatasetLocation(
-        root_of(path), split_part, storage_options, transport, limits=bounds, allow_urls=allow_urls
-    )
 
 
 def traverse_metadataset(
@@ -265,9 +249,7 @@ def traverse_metadataset(
         >>> [(ref.path, ref.split_part) for ref in traverse_metadataset("mix.yaml", split_part="train")]
         [('.../captions', 'train'), ('.../texts', 'train')]
     """
-    location = _location(path, split_part, storage_options, transport, limits, allow_urls)
-    found: list[LeafRef] = []
-    for item in location.read(location.items, forks=True):
-        ref = item.ref
-        found += [member.leaf for member in ref.members] if isinstance(ref, JoinRef) else [ref]
-    return found
+    bounds = limits or Limits.from_environment()
+    files = MetadatasetFiles(storage_options, transport, limits=bounds, allow_urls=allow_urls)
+    location = DatasetLocation(path, split_part, files)
+    return [leaf for item in location.read(location.items, forks=True) for leaf in item.ref.leaves]

@@ -9,7 +9,6 @@ from typing import Any
 
 from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.opening import join_members, open_all
-from energon_stream.config.reach import allowed_urls
 from energon_stream.config.references import JoinRef, MetadatasetRef, references
 from energon_stream.errors import LimitError
 from energon_stream.index.join_index import JoinReport, build_join_index
@@ -50,12 +49,8 @@ def prepare_metadataset(
         >>> prepare_metadataset("mix.yaml")
         []
     """
-    files = MetadatasetFiles(
-        storage_options,
-        transport,
-        limits=limits or Limits.from_environment(),
-        allow_urls=allowed_urls(allow_urls),
-    )
+    bounds = limits or Limits.from_environment()
+    files = MetadatasetFiles(storage_options, transport, limits=bounds, allow_urls=allow_urls)
     return run_isolated(_prepare, os.fspath(path), files)
 
 

@@ -28,7 +28,7 @@ from energon_stream.config.references import (
 from energon_stream.config.sample_types import declare
 from energon_stream.config.subset import Subset, parse_subset
 from energon_stream.config.view import VIEW_KEYS, parse_view
-from energon_stream.config.weight_schedule import parse_schedule
+from energon_stream.config.weight_schedule import Schedule, parse_schedule
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
@@ -180,12 +180,8 @@ class _Parser:
         children = tuple(
             inherit(self.reference(entry, place, split, kinds, by), {}, subset, 1) for place, entry in entries
         )
-        shares = [_share(entry.get(by, 1.0), by, place) for place, entry in entries]
-        draws: Draws | None = given.get("draws")
-        if not any(isinstance(share, tuple) for share in shares):
-            return BlendRef(children, tuple(shares), by, at, draws=draws)
-        schedules = tuple(share if isinstance(share, tuple) else ((0, share),) for share in shares)
-        return BlendRef(children, tuple(schedule[0][1] for schedule in schedules), by, at, schedules, draws)
+        shares = tuple(_share(entry.get(by, 1.0), by, place) for place, entry in entries)
+        return BlendRef(children, shares, by, at, given.get("draws"))
 
     def leaf(
         self, given: Mapping[str, Any], at: str, split: str, present: Collection[str]
@@ -269,17 +265,16 @@ def _entries(value: Any, at: str) -> list[tuple[str, Any]]:
     return [(f"{at}[{number}]", entry) for number, entry in enumerate(value)]
 
 
-def _share(value: Any, key: Literal["weight", "repetitions"], at: str) -> Any:
+def _share(value: Any, key: Literal["weight", "repetitions"], at: str) -> Schedule:
     """Parse a share: a number, or a schedule of weights by batch."""
     if isinstance(value, Mapping) and key == "weight":
         return parse_schedule(value, f"{at}.{key}")
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if number and value == 0 and key == "weight":
-        return ((0, 0.0),)  # a source to which set_weights gives a weight later
-    if not number or not 0 < value < math.inf:
+    # set_weights may give a weight of 0 another value later.
+    if not number or not (0 < value < math.inf or (value == 0 and key == "weight")):
         hint = "use a positive number, or leave the dataset out"
         raise MetadataError(f"{key!r} is {value!r:.80}", where=at, hint=hint)
-    return float(value)
+    return ((0, float(value)),)
 
 
 def _inherited(

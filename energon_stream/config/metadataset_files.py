@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class MetadatasetFiles:
-    """The metadataset files that one root names, directly or through other files.
+    """The metadataset files that one root names, directly or through other files, and how to reach them."""
 
-    Remote stores are read with the options and through the layer given, such as the disk cache.
-    """
-
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    transport: Transport = "auto"
-    through: StoreLayer | None = None
-    retry_deadline: float | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # credentials and similar
+    transport: Transport = "auto"  # client for remote data
+    through: StoreLayer | None = None  # layer between the readers and remote stores, such as the disk cache
+    retry_deadline: float | None = None  # seconds for which failing requests are tried again; None: the usual
     limits: Limits = field(default_factory=Limits.from_environment)
-    allow_urls: tuple[str, ...] = field(default_factory=partial(allowed_urls, None))
+    allow_urls: Sequence[str] | None = None  # prefixes that may be named; None: those of the environment
     _documents: dict[str, MetadatasetDocument] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._allowed = allowed_urls(self.allow_urls)
 
     def spec(self, url: str) -> StoreSpec:
         """Return the location of a URL. Local paths become absolute, and have no storage options."""
@@ -55,9 +55,8 @@ class MetadatasetFiles:
     def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:
         """Read a file, or take its parsed content, in which paths are relative to the working directory.
 
-        Raises StorageError if the file cannot be reached, LimitError if the file is too large, MetadataError
-        if the file is wrong, see :func:`parse_metadataset`, and UntrustedUrlError if it names a place outside
-        its store.
+        Raises StorageError, LimitError or MetadataError if the file cannot be read or is wrong, and
+        UntrustedUrlError if it names a place outside its store.
         """
         if isinstance(root, Mapping):
             return parse_metadataset(
@@ -70,10 +69,8 @@ class MetadatasetFiles:
     def items(self, root: Reference) -> list[MixtureItem]:
         """Read all files that a reference names, and return its datasets with their shares.
 
-        References are counted before they are followed.
-
         Raises what :meth:`document` raises, ConfigError if a file lacks a split, or ranges of samples of one
-        dataset overlap, and LimitError if there are too many references.
+        dataset overlap, and LimitError if there are too many references, which are counted first.
         """
         seen: set[tuple[str, str]] = set()
         level = [root]
@@ -115,7 +112,7 @@ class MetadatasetFiles:
     def _beside(self, folder: str, file: str | None, path: str) -> StoreSpec:
         url = join_url(folder, path)
         if file is not None:
-            check_reach(url, named_by=file, allowed=self.allow_urls)
+            check_reach(url, named_by=file, allowed=self._allowed)
         return self.spec(url)
 
 
@@ -124,7 +121,7 @@ def _name(ref: MetadatasetRef) -> tuple[str, str]:
 
 
 def _check_overlaps(items: list[MixtureItem]) -> None:
-    """Refuse ranges of sample numbers of one dataset that share samples: nobody means that."""
+    """Refuse ranges of sample numbers of one dataset that share samples, which are always a slip."""
     numbered: dict[tuple[str, str, str], list[Subset]] = {}
     for item in items:
         ref = item.ref

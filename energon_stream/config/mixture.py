@@ -1,27 +1,79 @@
-"""Opens a dataset or metadataset as one order of all samples."""
+"""Opens a dataset or metadataset as one order of all samples, or each of its datasets on its own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from energon_stream.config.leaf_dataset import LeafDataset
 from energon_stream.config.leaves import open_leaf
 from energon_stream.config.opening import open_location
 from energon_stream.config.references import Draws
 from energon_stream.errors import ConfigError
 from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.reader_dataset import ReaderDataset
+from energon_stream.plugins import load_plugin
 from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, Plan, RepeatPlan, WeightChange
 from energon_stream.task import DatasetBlendMode, LoadedDataset
 
 if TYPE_CHECKING:
     from energon_stream.config.dataset_options import DatasetRequest, Shuffling
     from energon_stream.config.references import MixtureItem
+    from energon_stream.media import FileStore
     from energon_stream.pipeline.leaf import Leaf
     from energon_stream.pipeline.pack_keys import PackPlan
     from energon_stream.read.read_options import ReadOptions
     from energon_stream.worker import WorkerConfig
+
+
+class LeafDataset(ReaderDataset):
+    """Reads the samples of one leaf.
+
+    In Megatron-Energon, ``dataset.build()`` makes such a dataset of a description. Here the dataset is its
+    own description, which repeats in training, and :meth:`build` returns one pass over its samples.
+    """
+
+    def build(self, worker_rotation_offset: int = 0) -> ReaderDataset:
+        """Return a dataset with one pass over the samples, for ``build_train_datasets`` to repeat and to
+        blend.
+
+        Args:
+            worker_rotation_offset: Any number; the plan deals samples to workers evenly by itself.
+        """
+        plan = self.plan.child if isinstance(self.plan, RepeatPlan) else self.plan
+        return ReaderDataset(self.leaves, plan, worker_config=self.worker_config, options=self.options)
+
+    @property
+    def subflavors(self) -> dict[str, Any]:
+        """Subflavors of each sample."""
+        return self.leaves[0].subflavors or {}
+
+    @property
+    def paths(self) -> list[Any]:
+        """Paths of the dataset, or of the joined datasets, as ``EPath``."""
+        leaf = self.leaves[0]
+        members = getattr(leaf, "members", (leaf,))
+        make_path = load_plugin("path_class")
+        return [make_path(member.index.spec.url) for member in members]
+
+    @property
+    def path(self) -> Any:
+        """Path of the dataset, or of the first joined dataset, as ``EPath``."""
+        return self.paths[0]
+
+    def as_file_store(self) -> FileStore[Any]:
+        """Return the dataset as a file store, in which cookers look up parts by name.
+
+        Raises:
+            ConfigError: Its parts cannot be looked up: it is no prepared folder of tars.
+        """
+        store = self.leaves[0].stores.primary
+        if store is None:
+            raise ConfigError(
+                "only prepared folders of tars can be file stores",
+                where=str(self.path),
+                hint="prepare the dataset",
+            )
+        return store
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +116,12 @@ class Mixture:
         plan = self._train_plan(repeat)
         if isinstance(plan, BlendPlan):
             plan = replace(plan, per_batch=self.per_batch, even=(draws or self.items[0].draws) == "even")
-        dataset = self._dataset(self.leaves, plan)
+        if self.packing is not None and isinstance(plan, BlendPlan) and (plan.changes or plan.even):
+            raise ConfigError(
+                "planned packing mixes with one weight for each dataset, and without even draws",
+                hint="leave out packing=, or give no steps in weight: and leave out draws",
+            )
+        dataset = self._dataset(plan)
         dataset.require_samples_in_every_stream()
         return self._loaded(dataset)
 
@@ -87,7 +144,7 @@ class Mixture:
     def val_dataset(self) -> LoadedDataset:
         """Return all datasets as one, in which they follow each other."""
         plan = self.plans[0] if len(self.plans) == 1 else ConcatPlan(self.plans)
-        return self._loaded(self._dataset(self.leaves, plan))
+        return self._loaded(self._dataset(plan))
 
     def train_datasets(self, repeat: bool = True) -> list[LoadedDataset]:
         """Return the datasets one by one, for task encoders that blend them.
@@ -126,14 +183,9 @@ class Mixture:
         copies = max(1, plan.order.shuffle_over_epochs or 1)
         return plan.num_samples * copies * (self.items[number].repetitions or 1.0)
 
-    def _dataset(self, leaves: tuple[Leaf, ...], plan: Plan) -> ReaderDataset:
-        if self.packing is not None and isinstance(plan, BlendPlan) and (plan.changes or plan.even):
-            raise ConfigError(
-                "planned packing mixes with one weight for each dataset, and without even draws",
-                hint="leave out packing=, or give no steps in weight: and leave out draws",
-            )
+    def _dataset(self, plan: Plan) -> ReaderDataset:
         return ReaderDataset(
-            leaves, plan, worker_config=self.config, options=self.limits, packing=self.packing
+            self.leaves, plan, worker_config=self.config, options=self.limits, packing=self.packing
         )
 
     def _loaded(self, dataset: ReaderDataset) -> LoadedDataset:

@@ -23,10 +23,7 @@ def is_own_module(module: str) -> bool:
 
 
 def read_class(document: Any, where: str) -> tuple[str, str]:
-    """Read ``{__module__: …, __class__: …}``: the module and the name.
-
-    Raises MetadataError if the document has another form.
-    """
+    """Return module and name of ``{__module__: …, __class__: …}``. Raises MetadataError for another form."""
     if isinstance(document, Mapping) and set(document) == {"__module__", "__class__"}:
         module, name = document["__module__"], document["__class__"]
         if isinstance(module, str) and isinstance(name, str):
@@ -51,11 +48,8 @@ def import_class(module: str, name: str, *, trust: bool | None, where: str, base
     """Import the class (or function) that a metadata file names.
 
     ``trust`` True allows the import, False refuses it. None asks the environment, and needs no trust for a
-    class derived from ``base`` that the user's own program has imported already.
-
-    Raises:
-        UntrustedCodeError: The dataset is not trusted.
-        MetadataError: The module or the name does not exist.
+    class derived from ``base`` that the user's own program has imported already. Raises UntrustedCodeError if
+    the dataset is not trusted, and MetadataError if the module or the name does not exist.
     """
     if trust is None and base is not None:
         imported = vars(sys.modules[module]).get(name) if module in sys.modules else None
@@ -89,11 +83,8 @@ class UserFunction:
     """A function of a Python file beside ``dataset.yaml``, named as ``file.py:function``.
 
     It travels to other processes as source, because they cannot import the file. ``read_text`` reads a file
-    of the metadata folder, by name.
-
-    Raises:
-        UntrustedCodeError: The dataset is not trusted.
-        MetadataError: The reference has another form, or the file has no such function.
+    of the metadata folder, by name. Raises UntrustedCodeError if the dataset is not trusted, and
+    MetadataError if the reference has another form, or the file has no such function.
     """
 
     def __init__(

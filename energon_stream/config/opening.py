@@ -1,14 +1,25 @@
-"""Opens the indices of datasets and joins. Nothing of their samples is read, and PyTorch is not imported."""
+"""From a path to the opened indices of its datasets. No sample is read, and PyTorch is not imported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from energon_stream.config.references import AnyLeafRef, JoinRef, LeafRef, MixtureItem
+from energon_stream.config.metadataset_files import MetadatasetFiles
+from energon_stream.config.references import (
+    AnyLeafRef,
+    JoinRef,
+    LeafRef,
+    MetadatasetRef,
+    MixtureItem,
+    Reference,
+    inherit,
+)
+from energon_stream.config.subset import Subset
 from energon_stream.config.view import with_view
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import (
@@ -26,9 +37,17 @@ from energon_stream.index.jsonl_index import open_jsonl
 from energon_stream.index.plain import find_tars, list_tars, open_plain
 from energon_stream.limits import Limits
 from energon_stream.printable import strip_credentials
+from energon_stream.storage import StoreSpec
+from energon_stream.storage.obstore_use import run_forkable
+from energon_stream.threads import thread_errors
+from energon_stream.urls import is_local
 
 if TYPE_CHECKING:
-    from energon_stream.config.location import DatasetLocation
+    from energon_stream.config.sample_types import DeclaredSamples
+    from energon_stream.config.view import View
+
+PathOption = str | os.PathLike[str] | Mapping[str, Any]
+"""Path or URL of a dataset or metadataset, or a metadataset's parsed content."""
 
 _OPENERS = 32
 """Datasets that are opened at the same time; the fetcher bounds the requests."""
@@ -37,6 +56,77 @@ _MOST_SIZED = 16
 """Most datasets of a mixture whose sizes of samples are requested with the metadata."""
 
 _MetadataKey = tuple[str, str, str]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetLocation:
+    """A dataset or metadataset, how to reach it, and which of its samples are used."""
+
+    path: PathOption
+    split_part: str  # part of the dataset's split, or split of the metadataset
+    files: MetadatasetFiles = field(default_factory=MetadatasetFiles)  # says how to reach the data
+    split_config: str = SPLIT_CONFIG  # file in ``.nv-meta`` with the split parts; single datasets only
+    dataset_config: str = DATASET_CONFIG  # file there that describes the samples; single datasets only
+    # Range of the samples; of a metadataset, share of each dataset.
+    subset: Subset = field(default_factory=Subset)
+    multiplier: int | None = 1  # ``shuffle_over_epochs_multiplier`` of all datasets
+    declared: DeclaredSamples | None = None  # the user's declaration of the samples; single datasets only
+    subflavors: Mapping[str, Any] = field(default_factory=dict)  # put on each sample
+    view: View | None = None  # which of the samples are used; single datasets only
+
+    @property
+    def root(self) -> str | Mapping[str, Any]:
+        """The path as text, or a metadataset's parsed content."""
+        return self.path if isinstance(self.path, Mapping) else os.fspath(self.path)
+
+    @property
+    def is_metadataset(self) -> bool:
+        """True for a metadataset, which names other datasets."""
+        return isinstance(self.root, Mapping) or dataset_kind(self.root) == "metadataset"
+
+    def read(self, function: Callable[[], T], *, forks: bool) -> T:
+        """Call a function that reads metadata of the location.
+
+        A process that may fork workers later (``forks``) must not start a client of its own, so a short-lived
+        child process reads.
+        """
+        # A metadataset may name remote datasets; that is not known before it is read.
+        local = not self.is_metadataset and is_local(str(self.root))
+        with thread_errors(self.root if isinstance(self.root, str) else None):
+            return run_forkable(function) if forks and not local else function()
+
+    def items(self) -> list[MixtureItem]:
+        """Read the metadataset files, and return the datasets that they name. The datasets are not touched.
+
+        Raises ConfigError if an option is only for single datasets, and what :meth:`MetadatasetFiles.items`
+        raises.
+        """
+        return self.files.items(self._reference())
+
+    def _reference(self) -> Reference:
+        root, files = self.root, self.files
+        names = self.split_config, self.dataset_config
+        declared = self.declared is not None and not self.declared.typing_only
+        if self.is_metadataset and (
+            names != (SPLIT_CONFIG, DATASET_CONFIG) or self.subset.in_samples or declared or self.view
+        ):
+            raise ConfigError(
+                "split_config, dataset_config, sample_type, views and sample numbers are for single datasets",
+                hint="set them in the metadataset, where the dataset is named",
+            )
+        tree: Reference
+        if not isinstance(root, str):
+            tree = files.document(root).split(self.split_part)
+        elif self.is_metadataset:
+            tree = MetadatasetRef(files.spec(root), self.split_part)
+        else:
+            # The path of a single dataset is not made absolute: it is shown as the user wrote it.
+            spec = StoreSpec(
+                root, files.storage_options, files.transport, files.through, files.retry_deadline
+            )
+            tree = LeafRef(spec, self.split_part, *names, declared=self.declared, view=self.view)
+        return inherit(tree, self.subflavors, self.subset, self.multiplier)
 
 
 def open_location(location: DatasetLocation, num_workers: int) -> list[tuple[MixtureItem, DatasetIndex]]:
@@ -47,7 +137,7 @@ def open_location(location: DatasetLocation, num_workers: int) -> list[tuple[Mix
 
     def read() -> list[tuple[MixtureItem, DatasetIndex]]:
         items = location.items()
-        return list(zip(items, open_all([item.ref for item in items], location.limits), strict=True))
+        return list(zip(items, open_all([item.ref for item in items], location.files.limits), strict=True))
 
     return location.read(read, forks=num_workers > 0)
 

@@ -88,10 +88,7 @@ class PlannedPacking:
 def pack_mixture(
     packing: PlannedPacking, mixture: Mixture, request: DatasetRequest, given: ReadOptions | None
 ) -> Mixture:
-    """Return a mixture with planned packing, and the look-ahead that suits it. ``given`` is the user's.
-
-    Raises what :func:`plan_packs` does.
-    """
+    """Return a mixture with planned packing, and the look-ahead that suits it. ``given`` is the user's."""
     plan = plan_packs(packing, mixture, request)
     each = plan.pack_samples()
     streams, batch = request.config.num_streams, request.batch_size or 1
@@ -106,9 +103,8 @@ def pack_mixture(
 def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetRequest) -> PackPlan:
     """Return the planned packing of a mixture.
 
-    Raises:
-        ConfigError: The options exclude each other, a sample is longer than the capacity, or no sample fits.
-        CostsError: Lengths are missing, stale, damaged or no whole numbers.
+    Raises ConfigError if options exclude each other, or a sample is longer than the capacity, or no sample
+    fits, and CostsError if lengths are missing, stale, damaged or no whole numbers.
     """
     if request.packing_buffer_size is not None:
         raise ConfigError(
@@ -137,9 +133,8 @@ def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetReques
             )
     if isinstance(packing.cost, str):
         name = packing.cost
-        read = [(index, name) for index in indices]
         found = request.location.read(
-            lambda: [_named(index, name) for index, name in read], forks=request.config.num_workers > 0
+            lambda: [_named(index, name) for index in indices], forks=request.config.num_workers > 0
         )
     elif len(indices) == 1:
         found = [_given(packing.cost, indices[0])]

@@ -23,26 +23,17 @@ _BUCKETS = frozenset({"s3", "gs", "az", "abfs", "abfss"})
 
 
 def allowed_urls(given: Sequence[str] | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the prefixes that a user allows, or else those of ``ENERGON_STREAM_ALLOW_URLS``.
-
-    Raises ConfigError if ``given`` is a single text.
-    """
+    """Return the prefixes that a user or else the environment allows. Raises ConfigError for a text."""
     if isinstance(given, str):
         raise ConfigError(f"allow_urls is {given!r:.80}", hint="pass a list of prefixes")
     return tuple(environment.get(ALLOW_URLS_VARIABLE, "").split() if given is None else given)
 
 
 def check_reach(url: str, *, named_by: str, allowed: Iterable[str]) -> None:
-    """Check that a metadataset may name a place. One on the local disk is the user's own, and may name any.
+    """Check that the metadataset at ``named_by`` may name a place: a dataset, a folder or a disk cache.
 
-    Args:
-        url: Path or URL of a dataset, metadataset, folder of files, or disk cache.
-        named_by: Path or URL of the metadataset.
-        allowed: Prefixes of URLs that the user allows.
-
-    Raises:
-        UntrustedUrlError: The metadataset is in a store, and names the local disk, another scheme or another
-            host.
+    A metadataset on the local disk is the user's own, and may name any. Raises UntrustedUrlError if one in a
+    store names the local disk, another scheme or another host, without a prefix of it in ``allowed``.
 
     Example:
         >>> check_reach("s3://pictures/cats", named_by="s3://mixtures/train.yaml", allowed=())

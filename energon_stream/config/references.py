@@ -62,6 +62,11 @@ class LeafRef(_Inheriting):
         """Path or URL of the dataset."""
         return self.spec.url
 
+    @property
+    def leaves(self) -> list[LeafRef]:
+        """The dataset itself."""
+        return [self]
+
 
 @dataclass(frozen=True, slots=True)
 class JoinMemberRef:
@@ -104,6 +109,11 @@ class JoinRef(_Inheriting):
         """Split part of the primary dataset."""
         return self.members[0].leaf.split_part
 
+    @property
+    def leaves(self) -> list[LeafRef]:
+        """The joined datasets, the primary first."""
+        return [member.leaf for member in self.members]
+
 
 @dataclass(frozen=True, slots=True)
 class MetadatasetRef(_Inheriting):
@@ -115,20 +125,17 @@ class MetadatasetRef(_Inheriting):
 
 @dataclass(frozen=True, slots=True)
 class BlendRef:
-    """References with their shares of a mixture: weights or repetitions, all positive without a schedule."""
+    """References with their shares of a mixture: weights, or repetitions, which do not change."""
 
     children: tuple[Reference, ...]
-    shares: tuple[float, ...]
+    shares: tuple[Schedule, ...]  # of each child, from batches of the job on, the first of which is 0
     by: Literal["weight", "repetitions"]
     where: str  # place in the file, for messages
-    # Weight of each child from batches of the job on, the first of which is 0; nothing where weights stay as
-    # they are.
-    schedules: tuple[Schedule, ...] = ()
     draws: Draws | None = None  # how it chooses; None if it does not say
 
     def share_at(self, number: int, batch: int) -> float:
         """Return the child's share of the weights that hold at a batch; 0 if all are 0."""
-        weights = [weight_at(schedule, batch) for schedule in self.schedules] or self.shares
+        weights = [weight_at(schedule, batch) for schedule in self.shares]
         return weights[number] / (sum(weights) or 1.0)
 
 
@@ -169,10 +176,8 @@ def inherit(
     """Apply the settings of an outer reference to all leaves of a tree.
 
     Outer subflavors override inner ones. A subset takes a share of each leaf. Multipliers multiply; None (no
-    shuffling) overrides every other value, and then -1 (draws with replacement).
-
-    Raises:
-        ConfigError: The subset has sample numbers, and applies to another subset.
+    shuffling) overrides every other value, and then -1 (draws with replacement). Raises ConfigError if the
+    subset has sample numbers, and applies to another subset.
     """
     if isinstance(node, BlendRef):
         children = tuple(inherit(child, subflavors, subset, multiplier) for child in node.children)
@@ -195,11 +200,9 @@ def multiplied(inner: int | None, outer: int | None) -> int | None:
 def check_references(node: Reference, content: Callable[[MetadatasetRef], Reference], limits: Limits) -> None:
     """Count the references of a tree and of the metadatasets that it names, and how deep they are nested.
 
-    Each metadataset is counted once, however often others name it; ``content`` returns its tree.
-
-    Raises:
-        MetadataError: A metadataset contains itself.
-        LimitError: There are too many references, or a chain of metadatasets is too long.
+    Each metadataset is counted once, however often others name it; ``content`` returns its tree. Raises
+    MetadataError if a metadataset contains itself, and LimitError if there are too many references, or a
+    chain of metadatasets is too long.
     """
     known: dict[str, tuple[int, int]] = {}
 
@@ -243,11 +246,11 @@ def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]
             modes.setdefault(node.by, node.where)
             if node.draws is not None:
                 draws.setdefault(node.draws, node.where)
-            total = (sum(node.shares) if node.by == "weight" else 1.0) or 1.0
-            for number, (child, part) in enumerate(zip(node.children, node.shares, strict=True)):
+            parts = [schedule[0][1] for schedule in node.shares]
+            total = (sum(parts) if node.by == "weight" else 1.0) or 1.0
+            for number, (child, part) in enumerate(zip(node.children, parts, strict=True)):
                 of_child = share * part / total
-                is_scheduled = bool(node.schedules) or share == 0
-                if not (0 < of_child < math.inf or (is_scheduled and share * part == 0)):
+                if share and part and not 0 < of_child < math.inf:
                     raise MetadataError(
                         f"the share {part:g} is too small or too large beside the others", where=node.where
                     )
@@ -275,21 +278,18 @@ def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]
         raise _all_zero(0, found[0][2])
     how: Draws = next(iter(draws), "random")
     return [
-        MixtureItem(ref, share, None, at[0] if at else (), how)
-        for (ref, share, _), *at in zip(found, *later, strict=True)
+        MixtureItem(ref, share, None, weights, how)
+        for (ref, share, _), weights in zip(found, later, strict=True)
     ]
 
 
-def _later_weights(chains: Sequence[_Chain]) -> list[list[tuple[tuple[int, float], ...]]]:
-    """Return a column of the weights that items have after batch 0, or no column if they keep theirs.
-
-    Raises MetadataError if all are 0 from a batch on.
-    """
-    blends = {id(blend): blend for chain in chains for blend, _ in chain if blend.schedules}
-    batches = {batch for blend in blends.values() for schedule in blend.schedules for batch, _ in schedule}
+def _later_weights(chains: Sequence[_Chain]) -> list[Schedule]:
+    """Return the weights of each item after batch 0. Raises MetadataError if all are 0 from a batch on."""
+    blends = {id(blend): blend for chain in chains for blend, _ in chain}
+    batches = {batch for blend in blends.values() for schedule in blend.shares for batch, _ in schedule}
     ordered = sorted(batches - {0})
-    if not blends:
-        return []
+    if not ordered:
+        return [()] * len(chains)
     weights = [
         [math.prod(blend.share_at(number, batch) for blend, number in chain) for batch in ordered]
         for chain in chains
@@ -297,7 +297,7 @@ def _later_weights(chains: Sequence[_Chain]) -> list[list[tuple[tuple[int, float
     for place, batch in enumerate(ordered):
         if not any(of_item[place] for of_item in weights):
             raise _all_zero(batch, chains[0])
-    return [[tuple(zip(ordered, of_item, strict=True)) for of_item in weights]]
+    return [tuple(zip(ordered, of_item, strict=True)) for of_item in weights]
 
 
 def _all_zero(batch: int, chain: _Chain) -> MetadataError:

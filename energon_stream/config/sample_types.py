@@ -1,4 +1,4 @@
-"""Sample types: the library's by name, those that users declare, and those that metadata files name."""
+"""Sample types: the library's by name, and those that users declare or metadata files name."""
 
 from __future__ import annotations
 
@@ -74,10 +74,7 @@ def resolve_sample_type(document: Any, *, trust: bool | None, where: str) -> typ
 
 
 def check_fields(sample_type: type[Sample], given: Mapping[str, Any], where: str) -> None:
-    """Check that a field map names all required fields of a type, and no unknown one.
-
-    Raises MetadataError if a field is unknown, or missing.
-    """
+    """Raise MetadataError if a field map names an unknown field of a type, or lacks a required one."""
     own = {e.name: e for e in dataclasses.fields(sample_type) if e.name not in METADATA_FIELDS}
     for name in given:
         if name not in own:
@@ -105,7 +102,7 @@ def check_fields(sample_type: type[Sample], given: Mapping[str, Any], where: str
 def declare(
     sample_type: SampleType | None, field_map: Mapping[str, str] | None, where: str
 ) -> DeclaredSamples | None:
-    """Check a declaration, as far as that needs no import of another package; return None without one.
+    """Check a declaration, as far as that needs no import of another package; None without a declaration.
 
     Raises MetadataError if the type does not exist, or the field map does not fit it.
     """

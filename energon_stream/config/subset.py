@@ -26,8 +26,7 @@ class Subset:
     def bounds(self, total: int, where: str) -> tuple[int, int]:
         """Return the first sample, and one past the last. Shares are rounded down.
 
-        Raises:
-            ConfigError: The range reaches beyond the ``total`` samples, or is empty.
+        Raises ConfigError if the range reaches beyond the ``total`` samples, or is empty.
 
         Example:
             >>> Subset(lower=0.1, upper=0.5).bounds(1000, "captions")
@@ -41,10 +40,7 @@ class Subset:
         return first, stop
 
     def of(self, inner: Subset) -> Subset:
-        """Return this subset of the subset ``inner``.
-
-        Raises ConfigError if this subset has sample numbers, and ``inner`` is not all samples.
-        """
+        """Return this subset of another one. Raises ConfigError if sample numbers apply to a part of all."""
         if not self.in_samples:
             width = inner.upper - inner.lower
             # Exact at both ends, so that neighbouring shares meet.

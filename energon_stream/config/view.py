@@ -1,5 +1,4 @@
-"""Views: ``where``, ``exclude``, ``share`` and ``weight_by`` of a dataset, and the samples that they
-select."""
+"""Views: which samples ``where``, ``exclude``, ``share`` and ``weight_by`` of a dataset select."""
 
 from __future__ import annotations
 
@@ -81,16 +80,7 @@ class View:
 
 
 def parse_view(value: Mapping[str, Any], where: str, spec_of: Callable[[str], StoreSpec]) -> View | None:
-    """Parse the keys of a view; None if there are none.
-
-    Args:
-        value: Mapping that may have the keys ``VIEW_KEYS``; None counts as absent.
-        where: Place of the mapping, for messages.
-        spec_of: Returns the location of a file of keys.
-
-    Raises:
-        ConfigError: A key has a value that it cannot have.
-    """
+    """Parse the keys ``VIEW_KEYS`` of a mapping; None without any. Raises ConfigError if a value is wrong."""
     given = read_keys({key: value.get(key) for key in VIEW_KEYS}, VIEW_KEYS, where, error=ConfigError)
     if all(part is None for part in given.values()):
         return None
@@ -107,10 +97,8 @@ def parse_view(value: Mapping[str, Any], where: str, spec_of: Callable[[str], St
 def with_view(index: DatasetIndex, view: View, limits: Limits) -> DatasetIndex:
     """Return an opened dataset with the samples that a view selects.
 
-    Raises:
-        ConfigError: The view cannot be applied to such a dataset, or a column or weight is wrong.
-        EmptyDatasetError: The view selects nothing.
-        IndexMismatchError: A table does not fit the index.
+    Raises ConfigError if the view cannot be applied to such a dataset, or a column or weight is wrong,
+    EmptyDatasetError if it selects nothing, and IndexMismatchError if a table does not fit the index.
     """
     where = f"{index.spec.url} [{index.split_part}]"
     if not isinstance(index, WebDatasetIndex) or index.every is None or index.shard_ids is None:

@@ -81,7 +81,7 @@ def decode_image(
     backend: str = "pillow",
     least_size: tuple[int, int] | None = None,
 ) -> Any:
-    """Decode an image file.
+    """Decode an image file to the form of a mode.
 
     Args:
         data: The file.
@@ -90,9 +90,6 @@ def decode_image(
         trusted: Whether formats are decoded for which Pillow starts another program.
         backend: Package that decodes JPEG files, one of ``IMAGE_BACKENDS``.
         least_size: Height and width that JPEG files must keep; larger ones are reduced. None for full size.
-
-    Returns:
-        ``numpy.ndarray``, ``torch.Tensor`` or ``PIL.Image.Image``; see :class:`ImageMode`.
 
     Raises:
         ImageTooLargeError: The image has more pixels.

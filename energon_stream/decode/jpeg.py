@@ -26,10 +26,7 @@ _MODULES = {"simplejpeg": "simplejpeg", "torchvision": "torchvision.io"}
 _EXTRAS = {"simplejpeg": "fast-images", "torchvision": "transforms"}
 _MARKER = 0xFF
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, with Huffman codes
-_METADATA_SEGMENTS = frozenset({0xFE, *range(0xE0, 0xF0)}) - {
-    0xE0,
-    0xEE,
-}  # not JFIF's and Adobe's, of the coding
+_METADATA_SEGMENTS = frozenset({0xFE, *range(0xE1, 0xF0)}) - {0xEE}  # JFIF's and Adobe's are of the coding
 _OTHER_SEGMENTS = _METADATA_SEGMENTS | {0xC4, 0xDB, 0xDD, 0xE0, 0xEE}
 _REDUCTIONS = (8, 4, 2)
 _LEAST_REDUCED = 8
@@ -42,16 +39,13 @@ class JpegHeader(NamedTuple):
     height: int
     width: int
     components: int  # 1 for grey, 3 for colours
-    has_metadata: (
-        bool  # orientation, colour profile, comments: what a ``PIL.Image.Image`` knows beside pixels
-    )
+    # Orientation, colour profile, comments: what a ``PIL.Image.Image`` knows beside pixels.
+    has_metadata: bool
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Return the header of a JPEG file of 8 bits, grey or of three components.
-
-    Returns:
-        The header, or None for all other files, and for those that do not follow the format to the letter.
+    """Return the header of a JPEG file of 8 bits, grey or of three components; None for any other file, and
+    for a file that deviates from the format.
     """
     if data[:2] != b"\xff\xd8":
         return None
@@ -107,16 +101,9 @@ def check_backend(backend: str) -> None:
 def decode_jpeg(backend: str, data: bytes, header: JpegHeader, reduction: int, colours: str) -> Pixels | None:
     """Decode a JPEG file with another package than Pillow, to the very pixels that Pillow would give.
 
-    Args:
-        backend: One of :data:`IMAGE_BACKENDS`, but not ``"pillow"``.
-        data: The file.
-        header: Its header.
-        reduction: By how much it shrinks.
-        colours: ``"L"`` (of grey files alone), ``"RGB"`` or ``"RGBA"``.
-
-    Returns:
-        Unsigned bytes of shape ``(height, width)`` or ``(height, width, colours)``. None if the package
-        cannot decode the file, or not in the same way.
+    ``colours`` is ``"L"`` (of grey files alone), ``"RGB"`` or ``"RGBA"``. Returns unsigned bytes of shape
+    ``(height, width)`` or ``(height, width, colours)``; None if the package cannot decode the file, or not in
+    the same way.
     """
     return _BACKENDS[backend](data, header, reduction, colours)
 

@@ -11,6 +11,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgpack
@@ -84,24 +85,6 @@ class FileStoreDecoder(ABC):
         return None
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8")
-
-
-def _tenbin(data: bytes) -> Any:
-    from webdataset import tenbin
-
-    return tenbin.decode_buffer(data)
-
-
-def _msgpack(data: bytes) -> Any:
-    return msgpack.unpackb(data, strict_map_key=False)
-
-
-def _cbor(data: bytes) -> Any:
-    return _optional("cbor2", "decoding .cbor parts").loads(data)
-
-
 def _optional(package: str, purpose: str) -> Any:
     """Import an optional package."""
     try:
@@ -111,19 +94,22 @@ def _optional(package: str, purpose: str) -> Any:
         raise ConfigError(f"{purpose} needs the package {package}", hint=hint) from error
 
 
-def _kinds(function: Callable[[bytes], Any], extensions: str) -> dict[str, Callable[[bytes], Any]]:
-    return dict.fromkeys(extensions.split(), function)
+def _tenbin(data: bytes) -> Any:
+    from webdataset import tenbin
+
+    return tenbin.decode_buffer(data)
 
 
 _DECODERS: Mapping[str, Callable[[bytes], Any]] = {
-    **_kinds(_text, "txt text transcript"),
-    **_kinds(int, "cls cls2 index inx id"),
-    **_kinds(json.loads, "json jsn"),
-    **_kinds(read_npy, "npy"),
-    **_kinds(_tenbin, "ten tb"),
-    **_kinds(_msgpack, "mp msg"),
-    **_kinds(_cbor, "cbor"),
+    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    "npy": read_npy,
+    **dict.fromkeys(("ten", "tb"), _tenbin),
+    **dict.fromkeys(("mp", "msg"), partial(msgpack.unpackb, strict_map_key=False)),
+    "cbor": lambda data: _optional("cbor2", "decoding .cbor parts").loads(data),
 }
+_KNOWN = {*_DECODERS, *IMAGE_EXTENSIONS, *AV_EXTENSIONS, *_PICKLE_EXTENSIONS, "npz", "pth"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +271,7 @@ class SampleDecoder(FileStoreDecoder):
                 left -= len(data)
                 name = stem
                 stem, _, extension = name.rpartition(".")
-        if self.guess_content and not _is_known(extension):
+        if self.guess_content and extension not in _KNOWN:
             extension = _guess_extension(data) or extension
         if extension in IMAGE_EXTENSIONS:
             if self.image_decode is None:
@@ -346,16 +332,6 @@ def _checked_size(size: Any) -> tuple[int, int]:
     if min(height, width) < 1:
         raise ConfigError(f"image_min_size is {size!r:.80}", hint="use (height, width) in pixels, or None")
     return height, width
-
-
-def _is_known(extension: str) -> bool:
-    return (
-        extension in _DECODERS
-        or extension in IMAGE_EXTENSIONS
-        or extension in AV_EXTENSIONS
-        or extension in _PICKLE_EXTENSIONS
-        or extension in ("npz", "pth")
-    )
 
 
 def _guess_extension(data: bytes) -> str | None:

@@ -28,17 +28,8 @@ class TooLargeError(Exception):
 def gunzip(data: bytes, most: int) -> bytes:
     """Unpack gzip data, of one member or several.
 
-    Args:
-        data: The packed bytes.
-        most: Largest number of bytes of the result.
-
-    Returns:
-        The unpacked bytes.
-
-    Raises:
-        TooLargeError: The result would have more bytes. It is not unpacked any further.
-        EOFError: The data is cut off.
-        zlib.error: The data is damaged, or no gzip data.
+    Raises TooLargeError if the result would have more than ``most`` bytes, of which no more are unpacked,
+    EOFError if the data is cut off, and ``zlib.error`` if it is damaged, or no gzip data.
     """
     pieces = list(_members(data, most))
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -74,9 +65,8 @@ def read_npy(data: bytes) -> Any:
     """
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
-    read_header = (
-        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    )
+    formats = np.lib.format
+    read_header = formats.read_array_header_1_0 if version == (1, 0) else formats.read_array_header_2_0
     shape, fortran_order, dtype = read_header(file)
     if dtype.hasobject:
         raise ValueError("the array has pickled objects")
@@ -102,9 +92,7 @@ def read_npz(data: bytes, most: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for member in members:
             with archive.open(member) as file:
-                content = file.read(
-                    member.file_size
-                )  # read() alone would unpack more than the size it claims
+                content = file.read(member.file_size)  # read() alone would unpack more than it claims
             is_array = content.startswith(_NUMPY_MAGIC)
             found[member.filename.removesuffix(".npy")] = read_npy(content) if is_array else content
     return found

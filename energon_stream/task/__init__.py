@@ -1,8 +1,7 @@
 """Task encoders, cookers, and marks for their functions: the code that users write."""
 
 from energon_stream.task.augment import AugmentTaskEncoder
-from energon_stream.task.blend_mode import DatasetBlendMode
-from energon_stream.task.build import LoadedDataset, call_with_accepted
+from energon_stream.task.build import DatasetBlendMode, LoadedDataset, call_with_accepted
 from energon_stream.task.cooking import Cooker, basic_sample_keys, cooker
 from energon_stream.task.encoder import DefaultTaskEncoder, TaskEncoder
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless, stateless

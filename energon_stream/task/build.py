@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from inspect import Parameter, isgeneratorfunction, signature, unwrap
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.media import AuxStores, FileStore
@@ -25,7 +26,6 @@ from energon_stream.pipeline import (
 from energon_stream.pipeline.planned_packing import PlannedPackingDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.samples import CrudeSample, OnDemandSample
-from energon_stream.task.blend_mode import DatasetBlendMode
 from energon_stream.task.clips import clips_ahead
 from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, select_cooker
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
@@ -34,8 +34,23 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 
-Combine: TypeAlias = Callable[..., SavableDataset[Any]]
-"""Makes one dataset of pairs of a dataset and a weight."""
+class DatasetBlendMode(Enum):
+    """The rule by which several datasets become one sequence.
+
+    Attributes:
+        NONE: One dataset, or one after the other.
+        DATASET_WEIGHT: Weighted draws.
+        SAMPLE_REPETITIONS: Each sample a number of times in an epoch.
+
+    Example:
+        >>> from energon_stream import DatasetBlendMode
+        >>> DatasetBlendMode("dataset_weight")
+        <DatasetBlendMode.DATASET_WEIGHT: 'dataset_weight'>
+    """
+
+    NONE = "none"
+    DATASET_WEIGHT = "dataset_weight"
+    SAMPLE_REPETITIONS = "sample_repetitions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +143,15 @@ class PipelineBuilder:
             ConfigError: The hooks and arguments do not fit together.
         """
         endless = repeat and blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
-        parts = (batch_size, batch_drop_last, packing_buffer_size)
-        dataset = _built(self, datasets, worker_config, *parts, _repeated_blend if endless else BlendDataset)
+        dataset = _built(
+            self,
+            datasets,
+            worker_config,
+            _repeated_blend if endless else BlendDataset,
+            batch_size=batch_size,
+            batch_drop_last=batch_drop_last,
+            packing_buffer_size=packing_buffer_size,
+        )
         if virtual_epoch_length:
             dataset = EpochizeDataset(dataset, virtual_epoch_length, worker_config=worker_config)
         return dataset
@@ -145,8 +167,15 @@ class PipelineBuilder:
         limit: int | None = None,
     ) -> SavableDataset[Any]:
         """Compose the validation pipeline; each pass has the same first ``limit`` batches of a rank."""
-        parts = (batch_size, batch_drop_last, packing_buffer_size)
-        dataset = _built(self, datasets, worker_config, *parts, _concatenated)
+        dataset = _built(
+            self,
+            datasets,
+            worker_config,
+            _concatenated,
+            batch_size=batch_size,
+            batch_drop_last=batch_drop_last,
+            packing_buffer_size=packing_buffer_size,
+        )
         if limit is not None:
             dataset = LimitDataset(dataset, limit, reset_after_epoch=True, worker_config=worker_config)
         return dataset
@@ -249,7 +278,7 @@ class PipelineBuilder:
         """
         readers = [reader for _, reader in find_readers(dataset)]
         if any(reader.packing is not None for reader in readers):
-            dataset = _planned(self, dataset, worker_config)
+            dataset = _packed(self, dataset, None, worker_config)
         elif packing_buffer_size is None:
             dataset = _map_hook(self, dataset, "postencode_sample", worker_config)
         else:
@@ -282,33 +311,12 @@ def _built(
     encoder: PipelineBuilder,
     datasets: Sequence[LoadedDataset],
     config: WorkerConfig,
-    batch_size: int | None,
-    drop_last: bool,
-    buffer_size: int | None,
-    combine: Combine,
+    combine: Callable[..., SavableDataset[Any]],
+    **batching: Any,
 ) -> SavableDataset[Any]:
-    """Add the steps that pipelines for training and validation share."""
-    return encoder.build_batch(
-        encoder.build_encode_sample(_cooked(encoder, datasets, config, combine), worker_config=config),
-        worker_config=config,
-        batch_size=batch_size,
-        batch_drop_last=drop_last,
-        packing_buffer_size=buffer_size,
-    )
-
-
-def _repeated_blend(*datasets: tuple[SavableDataset[Any], float]) -> SavableDataset[Any]:
-    return RepeatDataset(BlendDataset(*datasets))
-
-
-def _concatenated(*datasets: tuple[SavableDataset[Any], float | None]) -> SavableDataset[Any]:
-    return ConcatDataset(*[dataset for dataset, _ in datasets])
-
-
-def _cooked(
-    encoder: PipelineBuilder, datasets: Sequence[LoadedDataset], config: WorkerConfig, combine: Combine
-) -> SavableDataset[Any]:
-    """Cook the samples of each dataset, and make one dataset of all."""
+    """Add the steps that pipelines for training and validation share. ``combine`` makes one dataset of pairs
+    of a dataset and a weight.
+    """
     if not datasets:
         raise ConfigError("there is no dataset", hint="pass one dataset or more in datasets=")
     if not encoder._hook_overridden("build_cook_crude_sample"):
@@ -324,41 +332,36 @@ def _cooked(
             )
             for each in datasets
         ]
-    if len(cooked) == 1:
-        return cooked[0]
-    return combine(*[(dataset, each.weight) for dataset, each in zip(cooked, datasets, strict=True)])
+    pairs = [(dataset, each.weight) for dataset, each in zip(cooked, datasets, strict=True)]
+    dataset = cooked[0] if len(cooked) == 1 else combine(*pairs)
+    encoded = encoder.build_encode_sample(dataset, worker_config=config)
+    return encoder.build_batch(encoded, worker_config=config, **batching)
+
+
+def _repeated_blend(*datasets: tuple[SavableDataset[Any], float]) -> SavableDataset[Any]:
+    return RepeatDataset(BlendDataset(*datasets))
+
+
+def _concatenated(*datasets: tuple[SavableDataset[Any], float | None]) -> SavableDataset[Any]:
+    return ConcatDataset(*[dataset for dataset, _ in datasets])
 
 
 def _packed(
-    encoder: PipelineBuilder, dataset: SavableDataset[Any], buffer_size: int, config: WorkerConfig | None
+    encoder: PipelineBuilder, dataset: SavableDataset[Any], size: int | None, config: WorkerConfig | None
 ) -> SavableDataset[Any]:
+    """Add packing from a buffer of a size; None for packs that the readers have planned."""
     names = ("select_samples_to_pack", "pack_selected_samples", "postencode_sample")
     selector, packer, post = (encoder._hook_function(name) for name in names)
-    return PackingDataset(
-        dataset,
-        buffer_size,
-        selector,
-        packer,
-        sample_encoder=None if encoder._hook_does_nothing("postencode_sample") else post,
-        pre_packer_failure_tolerance=_tolerance(encoder, selector),
-        final_packer_failure_tolerance=_tolerance(encoder, packer),
-        sample_encoder_failure_tolerance=_tolerance(encoder, post),
-        worker_config=config,
-    )
-
-
-def _planned(
-    encoder: PipelineBuilder, dataset: SavableDataset[Any], config: WorkerConfig | None
-) -> SavableDataset[Any]:
-    packer, post = (encoder._hook_function(name) for name in ("pack_selected_samples", "postencode_sample"))
-    return PlannedPackingDataset(
-        dataset,
-        packer,
-        sample_encoder=None if encoder._hook_does_nothing("postencode_sample") else post,
-        final_packer_failure_tolerance=_tolerance(encoder, packer),
-        sample_encoder_failure_tolerance=_tolerance(encoder, post),
-        worker_config=config,
-    )
+    shared: dict[str, Any] = {
+        "sample_encoder": None if encoder._hook_does_nothing("postencode_sample") else post,
+        "final_packer_failure_tolerance": _tolerance(encoder, packer),
+        "sample_encoder_failure_tolerance": _tolerance(encoder, post),
+        "worker_config": config,
+    }
+    if size is None:
+        return PlannedPackingDataset(dataset, packer, **shared)
+    tolerance = _tolerance(encoder, selector)
+    return PackingDataset(dataset, size, selector, packer, pre_packer_failure_tolerance=tolerance, **shared)
 
 
 def _batched(

@@ -98,14 +98,14 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
         """Deal the packing buffer into groups; each sample must be in exactly one of them."""
-        raise ConfigError(
-            f"{type(self).__qualname__} does not say how to pack, but packing_buffer_size is set",
-            hint="override select_samples_to_pack and pack_selected_samples",
-        )
+        raise self._cannot_pack()
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
         """Make one sample of a group; a generator makes several. The pipeline fills in the restore key."""
-        raise ConfigError(
+        raise self._cannot_pack()
+
+    def _cannot_pack(self) -> ConfigError:
+        return ConfigError(
             f"{type(self).__qualname__} does not say how to pack, but packing_buffer_size is set",
             hint="override select_samples_to_pack and pack_selected_samples",
         )

@@ -79,7 +79,7 @@ def test_defaults_and_kinds_of_nodes():
         half = Subset(lower=0.5)
         assert node.split("train") == BlendRef(
             (LeafRef(at("a"), "train", subset=half), LeafRef(at("b"), "train", subset=half)),
-            (3.0, 1.0),
+            (((0, 3.0),), ((0, 1.0),)),
             by,
             f"m.yaml: splits.train.{key}",
         )
@@ -92,7 +92,7 @@ def test_version_1_with_and_without_its_name():
             LeafRef(at("a"), "val", subflavors={"__subflavor__": "old"}),
             LeafRef(at("b"), "train"),
         ),
-        (2.0, 1.0),
+        (((0, 2.0),), ((0, 1.0),)),
         "weight",
         "m.yaml: splits.train.datasets",
     )

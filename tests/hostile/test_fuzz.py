@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from repetitions import examples
 
 from energon_stream import Limits, WorkerConfig, get_val_dataset
-from energon_stream.config.location import DatasetLocation
+from energon_stream.config.metadataset_files import MetadatasetFiles
+from energon_stream.config.opening import DatasetLocation
 from energon_stream.errors import EnergonStreamError
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.info_files import encode_info, load_document, parse_info, parse_split
@@ -188,7 +189,7 @@ HEADER = {"__module__": "energon_stream", "__class__": "MetadatasetV2"}
 def test_metadatasets(data, document):
     path = data.parent / "mix.yaml"
     path.write_bytes(document)
-    refused_or(DatasetLocation(str(path), "train", limits=LIMITS).items)
+    refused_or(DatasetLocation(str(path), "train", MetadatasetFiles(limits=LIMITS)).items)
 
 
 @examples(160, **FIXTURES)

@@ -167,7 +167,7 @@ def _mixtures(path: str, storage_options: Mapping[str, Any] | None) -> list[Entr
 def _of_item(split: str, item: MixtureItem) -> list[Entry]:
     """Return an entry for each dataset of an item, which are several for a join."""
     is_join = isinstance(item.ref, JoinRef)
-    leaves = [member.leaf for member in item.ref.members] if isinstance(item.ref, JoinRef) else [item.ref]
+    leaves = item.ref.leaves
     share = f"{item.repetitions:g} times" if item.weight is None else f"{item.weight:.1%}"
 
     def opened(number: int) -> Opened:

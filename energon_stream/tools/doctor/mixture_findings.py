@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.opening import open_all
-from energon_stream.config.references import JoinRef, LeafRef
 from energon_stream.errors import EnergonStreamError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.printable import strip_credentials
@@ -17,6 +16,7 @@ from energon_stream.tools.doctor.findings import Finding
 from energon_stream.tools.doctor.server_findings import check_server
 
 if TYPE_CHECKING:
+    from energon_stream.config.references import LeafRef
     from energon_stream.index.dataset import DatasetIndex
     from energon_stream.storage import StoreSpec
 
@@ -32,8 +32,7 @@ def datasets_of(spec: StoreSpec) -> list[tuple[LeafRef, list[str]]]:
     found: dict[tuple[str, str, str], tuple[LeafRef, list[str]]] = {}
     for split, root in files.document(spec.url).splits.items():
         for item in files.items(root):
-            ref = item.ref
-            for leaf in [member.leaf for member in ref.members] if isinstance(ref, JoinRef) else [ref]:
+            for leaf in item.ref.leaves:
                 key = leaf.spec.url, leaf.split_part, leaf.split_config
                 splits = found.setdefault(key, (leaf, []))[1]
                 if split not in splits:
