@@ -70,7 +70,7 @@ class _Active:
             _here.active = outer
 
 
-class _Opened(_Active):
+class _Activation(_Active):
     """A block that a program enters and leaves by calls of its own, without ``with``.
 
     Attributes:
@@ -116,7 +116,7 @@ def activated_pool() -> Any:
     """Return the pool that the program passed to ``WorkerConfig.worker_activate``; None if there is none."""
     active = _here.active
     while active is not None:
-        if isinstance(active, _Opened) and active.cache_pool is not None:
+        if isinstance(active, _Activation) and active.cache_pool is not None:
             return active.cache_pool
         active = active.outer
     return None
@@ -331,7 +331,7 @@ class WorkerConfig:
                 hint="call worker_deactivate first; inside a hook, the loader's configuration is active",
             )
         stream = self.rank if override_global_rank is None else override_global_rank
-        _Opened(self, stream, sample_index, sample_index, cache_pool).__enter__()
+        _Activation(self, stream, sample_index, sample_index, cache_pool).__enter__()
 
     def worker_deactivate(self) -> None:
         """End what :meth:`worker_activate` began; nothing happens if nothing is active.
@@ -342,7 +342,7 @@ class WorkerConfig:
         active = _here.active
         if active is None:
             return
-        if not isinstance(active, _Opened) or active.outer is not None:
+        if not isinstance(active, _Activation) or active.outer is not None:
             raise WorkerError(
                 f"the sample index {active.sample_index} is in use",
                 hint="call worker_pop_sample_index after each worker_push_sample_index, and let hooks return",
@@ -357,7 +357,7 @@ class WorkerConfig:
         """
         if _here.active is None:
             raise WorkerError("no configuration is active", hint="call worker_activate first")
-        _Opened(self, self.global_worker_id(), sample_index).__enter__()
+        _Activation(self, self.global_worker_id(), sample_index).__enter__()
 
     def worker_pop_sample_index(self) -> int:
         """End the last :meth:`worker_push_sample_index`, and return its counter.
@@ -366,7 +366,7 @@ class WorkerConfig:
             WorkerError: No pushed counter is left.
         """
         active = _here.active
-        if not isinstance(active, _Opened) or active.outer is None:
+        if not isinstance(active, _Activation) or active.outer is None:
             raise WorkerError(
                 "worker_pop_sample_index without worker_push_sample_index", hint="call them in pairs"
             )

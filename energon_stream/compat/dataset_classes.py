@@ -251,25 +251,24 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
             tmp_path=index_sqlite_tmp_path,
             media_filter=media_filter,
             workers=workers,
-            progress=None if progress_fn is None else _Progress(progress_fn),
+            progress=None if progress_fn is None else _steps(progress_fn),
             force=True,
         )
         return set(report.parts)
 
 
-class _Progress:
-    """Advances a wrapped iterator as work gets done."""
+def _steps(wrap: ProgressFn) -> Callable[[int, int], None]:
+    """Return a function that advances a wrapped iterator as work gets done."""
+    steps: list[Iterator[Any]] = []
 
-    def __init__(self, wrap: ProgressFn) -> None:
-        self._wrap = wrap
-        self._steps: Iterator[Any] | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._steps is None:
-            self._steps = iter(self._wrap(iter(range(total)), total))
-        next(self._steps, None)
+    def advance(done: int, total: int) -> None:
+        if not steps:
+            steps.append(iter(wrap(iter(range(total)), total)))
+        next(steps[0], None)
         if done == total:
-            next(self._steps, None)  # a progress bar ends when its iterator does
+            next(steps[0], None)  # a progress bar ends when its iterator does
+
+    return advance
 
 
 class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import make_dataclass
+from enum import Enum
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 from energon_stream.decode import SampleDecoder
@@ -35,6 +36,18 @@ ImageDecoderType: TypeAlias = Literal[
 """Values of ``SampleDecoder(image_decode=…)``."""
 
 DEFAULT_DECODER = SampleDecoder()
+
+
+class Sampling(Enum):
+    """Interpolations by Pillow's numbers.
+
+    Example:
+        >>> Sampling.BILINEAR.value
+        2
+    """
+
+    NEAREST = 0
+    BILINEAR = 2
 
 
 class GcFreezeError(RuntimeError):
@@ -83,6 +96,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
+TTransform = TypeVar("TTransform")
 TType = TypeVar("TType")
 TMetadata = TypeVar("TMetadata")
 T_aggregation_data = TypeVar("T_aggregation_data")

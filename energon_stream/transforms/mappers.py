@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -13,8 +13,10 @@ from torchvision.transforms import InterpolationMode, v2
 
 import energon_stream.transforms.homography as homography
 from energon_stream.errors import ConfigError
-from energon_stream.transforms.common import TTransform
 from energon_stream.transforms.homography import Matrix, Size
+
+TTransform = TypeVar("TTransform")
+"""A step of ``torchvision``."""
 
 Fill = int | float | Sequence[int | float] | None
 Applied = tuple[Matrix, np.ndarray[Any, Any], Any]
