@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_stream.schedule import PackSpec, Piece
+from energon_stream.schedule import PackPiece, PackSpec
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,18 +40,18 @@ class PackPlan:
         return self.spec.capacity * pieces / max(1, total)
 
 
-def piece_key(key: RestoreKey, piece: Piece) -> RestoreKey:
+def piece_key(key: RestoreKey, piece: PackPiece) -> RestoreKey:
     """Return the key of a sample in a planned pack; :func:`piece_of` finds the piece in it."""
     return (PIECE, piece.pack, key, piece.place, piece.count, piece.start, piece.stop)
 
 
-def piece_of(key: Any) -> Piece | None:
+def piece_of(key: Any) -> PackPiece | None:
     """Return the piece that an element was made of; None if it is of no planned pack.
 
     The third entry of an operator's key is the key of the element that it was made of.
     """
     while isinstance(key, (list, tuple)) and len(key) > 2 and isinstance(key[2], (list, tuple)):
         if key[0] == PIECE:
-            return Piece(key[1], *key[3:7])
+            return PackPiece(key[1], *key[3:7])
         key = key[2]
     return None

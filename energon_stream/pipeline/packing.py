@@ -34,28 +34,136 @@ def as_key(value: Any) -> Any:
     return tuple(as_key(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 
-def open_generator(
-    dataset: Wrapper[Any],
-    saved: Any,
-    make_again: Callable[[RestoreKey, Context], list[Any]],
-    final_packer: Callable[[list[Any]], Any],
-    guard: FailureGuard,
-    context: Context,
-) -> RunningGenerator | None:
-    """Return the generator of a packer that a saved state left open, at its place; None if none was.
+class PackNode(WrapperNode):
+    """Base of the nodes that make packs. States have ``in``, ``open`` (a running generator) and ``end``.
 
-    ``make_again`` returns the samples of the pack that a key names.
+    Args:
+        dataset: The operator.
+        context: Where the node runs.
+        saved: Fields of the node's state.
+        packs: Packs that were made.
+        encodings: Samples that were encoded.
     """
-    if saved is None:
+
+    def __init__(
+        self, dataset: PackMaker[Any], context: Context, saved: dict[str, Any], packs: int, encodings: int
+    ) -> None:
+        *_, of_packer, of_encoder = dataset.tolerances
+        self._maker = dataset
+        self._packer = FailureGuard(function_name(dataset.final_packer), context, of_packer, first_of)
+        self._encoder = FailureGuard(
+            function_name(dataset.sample_encoder or dataset.encode), context, of_encoder
+        )
+        self._packs, self._encodings = packs, encodings
+        self._ended: bool = saved["end"]
+        self._running = None if saved["open"] is None else self._reopened(context, *saved["open"])
+        self._inner = dataset.dataset.make_node(context, saved["in"])
+
+    def _reopened(self, context: Context, saved_key: RestoreKey, place: int, batch: int) -> RunningGenerator:
+        """Return the generator of a packer that a saved state left open, at its place."""
+        self._maker.check_keys([saved_key], several=True)
+        key, pack = as_key(saved_key), self._maker.pack_again(saved_key, context)
+        with context.config.activate(context.stream, key[1], batch):
+            return RunningGenerator(self._maker.final_packer(pack), self._packer, key, batch, ()).skip(place)
+
+    def _gather(self) -> list[Item]:
+        """Take the elements of the next pack; none where the pass has ended."""
+        raise NotImplementedError
+
+    def next(self) -> Item | End:
+        while True:
+            if self._running is not None:
+                made = self._running.next()
+                if made is None:
+                    self._running = None
+            elif items := self._gather():
+                made = self._pack(items)
+            else:
+                self._ended = False
+                return END
+            if made is not None:
+                return made
+
+    def _pack(self, items: list[Item]) -> Item | None:
+        maker, encoded, used = self._maker, list[Any](), list[Item]()
+        keys: list[tuple[RestoreKey, int, int | None]] = []
+        for item in items:
+            call = self._encodings
+            self._encodings += 1
+            value = self._encoder.call(maker.encode, item.value, call)
+            if value is not SKIPPED:
+                encoded.append(value)
+                used.append(item)
+                keys.append((item.key, call, self._encoder.active.batch_index))
+        if not encoded:
+            return None
+        call = self._packs
+        self._packs += 1
+        key = (maker.kind, call, tuple(keys))
+        value = self._packer.call(maker.final_packer, maker.as_pack(encoded, used), call)
+        if value is SKIPPED:
+            return None
+        batch = self._packer.active.batch_index
+        if not isgenerator(value):
+            return Item(value, (*key, None, batch))
+        self._running = RunningGenerator(value, self._packer, key, batch, ())
         return None
-    open_key, place, batch = (*saved, None)[:3]
-    dataset.check_keys([open_key], several=True)
-    key, pack = as_key(open_key), make_again(open_key, context)
-    with context.config.activate(context.stream, key[1], batch):
-        return RunningGenerator(final_packer(pack), guard, key, batch, ()).skip(place)
+
+    def state(self) -> State:
+        running = self._running
+        return {
+            "in": self._inner.state(),
+            "open": running and (running.key, running.place, running.batch),
+            "end": self._ended,
+        }
 
 
-class _PackingNode(WrapperNode):
+class PackMaker(Wrapper[T_co]):
+    """Base of the operators that make packs. Keys are ``(kind, call, keys and counters of the elements, …)``."""
+
+    final_packer: Callable[[list[Any]], Any]
+    sample_encoder: Callable[[Any], Any] | None
+    tolerances: tuple[int, ...]
+    """Failures in a row that end the run: at the end, those of the final packer and of the encoder."""
+
+    def encode(self, value: Any) -> Any:
+        """Apply the sample encoder.
+
+        Raises:
+            ConfigError: The encoder is a generator.
+        """
+        encoded = value if self.sample_encoder is None else self.sample_encoder(value)
+        if isgenerator(encoded):
+            raise ConfigError(
+                "postencode_sample is a generator, which packing cannot use",
+                hint="return one sample; preencode_sample may make several, except for planned packs",
+            )
+        return encoded
+
+    def as_pack(self, encoded: list[Any], items: Sequence[Item]) -> list[Any]:
+        """Return what the final packer is called with, given encoded elements and those that they were."""
+        return encoded
+
+    def pack_again(self, key: RestoreKey, context: Context) -> list[Any]:
+        """Make the elements of a pack again, and encode them with the counters in the pack's key."""
+        items = self.dataset.restore_many([inner for inner, *_ in key[2]], context)
+        encoded = []
+        for item, (_, *counters) in zip(items, key[2], strict=True):
+            with context.config.activate(context.stream, *counters):
+                encoded.append(self.encode(item.value))
+        return self.as_pack(encoded, items)
+
+    def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
+        """Make packs again."""
+        self.check_keys(keys, several=True)
+        restored = []
+        for key in keys:
+            value = call_again(self, self.final_packer, self.pack_again(key, context), key, context)
+            restored.append(Item(value, as_key(key)))
+        return restored
+
+
+class _PackingNode(PackNode):
     """State: ``in``, ``n`` (packs, selections, encodings made), ``groups`` (keys), ``open``, ``end``.
 
     The buffer is filled only when no group is left. So between two packs the node holds only the groups that
@@ -66,16 +174,10 @@ class _PackingNode(WrapperNode):
         start = {"in": None, "n": [0, 0, 0], "groups": [], "open": None, "end": False}
         saved = read_state(state, start, dataset, context)
         self._dataset = dataset
-        of_selector, of_packer, of_encoder = dataset.tolerances
         self._selector = FailureGuard(
-            function_name(dataset.pre_packer), context, of_selector, lambda items: items[0].value
+            function_name(dataset.pre_packer), context, dataset.tolerances[0], lambda items: items[0].value
         )
-        self._packer = FailureGuard(function_name(dataset.final_packer), context, of_packer, first_of)
-        self._encoder = FailureGuard(
-            function_name(dataset.sample_encoder or dataset.encode), context, of_encoder
-        )
-        self._packs, self._selections, self._encodings = saved["n"]
-        self._ended: bool = saved["end"]
+        packs, self._selections, encodings = saved["n"]
         self._left_out = 0  # samples that no group has, since this node was built
         sizes = [len(keys) for keys in saved["groups"]]
         if sum(sizes) > dataset.buffer_size or 0 in sizes:
@@ -83,27 +185,14 @@ class _PackingNode(WrapperNode):
         keys = [key for group in saved["groups"] for key in group]
         items = iter(dataset.dataset.restore_many(keys, context) if keys else [])
         self._groups = deque([next(items) for _ in range(size)] for size in sizes)
-        self._running = open_generator(
-            dataset, saved["open"], dataset.encode_again, dataset.final_packer, self._packer, context
-        )
-        self._inner = dataset.dataset.make_node(context, saved["in"])
+        super().__init__(dataset, context, saved, packs, encodings)
 
-    def next(self) -> Item | End:
-        while True:
-            if self._running is not None:
-                made = self._running.next()
-                if made is None:
-                    self._running = None
-            elif self._groups:
-                made = self._pack(self._groups.popleft())
-            elif self._ended:
-                self._ended = False
-                return END
-            else:
-                self._fill()
-                continue
-            if made is not None:
-                return made
+    def _gather(self) -> list[Item]:
+        while not self._groups:
+            if self._ended:
+                return []
+            self._fill()
+        return self._groups.popleft()
 
     def _fill(self) -> None:
         """Fill the buffer and select its elements into groups."""
@@ -134,38 +223,11 @@ class _PackingNode(WrapperNode):
             )
         self._left_out += number
 
-    def _pack(self, items: list[Item]) -> Item | None:
-        encoded: list[Any] = []
-        keys: list[tuple[RestoreKey, int, int | None]] = []
-        for item in items:
-            call = self._encodings
-            self._encodings += 1
-            value = self._encoder.call(self._dataset.encode, item.value, call)
-            if value is not SKIPPED:
-                encoded.append(value)
-                keys.append((item.key, call, self._encoder.active.batch_index))
-        if not encoded:
-            return None
-        call = self._packs
-        self._packs += 1
-        key = (PackingDataset.kind, call, tuple(keys))
-        value = self._packer.call(self._dataset.final_packer, encoded, call)
-        if value is SKIPPED:
-            return None
-        batch = self._packer.active.batch_index
-        if not isgenerator(value):
-            return Item(value, (*key, None, batch))
-        self._running = RunningGenerator(value, self._packer, key, batch, ())
-        return None
-
     def state(self) -> State:
-        running = self._running
         return {
-            "in": self._inner.state(),
+            **super().state(),
             "n": [self._packs, self._selections, self._encodings],
             "groups": [[item.key for item in group] for group in self._groups],
-            "open": running and (running.key, running.place, running.batch),
-            "end": self._ended,
         }
 
     def close(self) -> None:
@@ -175,7 +237,7 @@ class _PackingNode(WrapperNode):
         super().close()
 
 
-class PackingDataset(Wrapper[T_co]):
+class PackingDataset(PackMaker[T_co]):
     """Fills a buffer, selects its elements into groups, and makes one element (a pack) of each group.
 
     Args:
@@ -233,8 +295,8 @@ class PackingDataset(Wrapper[T_co]):
             )
         self.buffer_size = buffer_size
         self.pre_packer: Callable[[list[Any]], list[list[Any]]] = pre_packer
-        self.final_packer: Callable[[list[Any]], Any] = final_packer
-        self.sample_encoder: Callable[[Any], Any] | None = sample_encoder
+        self.final_packer = final_packer
+        self.sample_encoder = sample_encoder
         self.function_config = packer_config
         pure_packer = final_packer_stateless or is_stateless(final_packer)
         pure_encoder = sample_encoder is None or sample_encoder_stateless or is_stateless(sample_encoder)
@@ -244,7 +306,7 @@ class PackingDataset(Wrapper[T_co]):
             final_packer_failure_tolerance,
             sample_encoder_failure_tolerance,
         )
-        self.tolerances: list[int] = [failure_tolerance if own is None else own for own in of_each]
+        self.tolerances = tuple(failure_tolerance if own is None else own for own in of_each)
 
     def select(self, items: list[Item]) -> list[list[Item]]:
         """Call ``pre_packer`` and check its groups.
@@ -263,35 +325,3 @@ class PackingDataset(Wrapper[T_co]):
                 hint="put a sample of the buffer into one group at most; a group may hold one sample",
             )
         return [[wanted[id(value)] for value in group] for group in groups if group]
-
-    def encode(self, value: Any) -> Any:
-        """Apply the sample encoder.
-
-        Raises:
-            ConfigError: The encoder is a generator.
-        """
-        encoded = value if self.sample_encoder is None else self.sample_encoder(value)
-        if isgenerator(encoded):
-            raise ConfigError(
-                "postencode_sample is a generator, which packing cannot use",
-                hint="return one sample; make several in preencode_sample",
-            )
-        return encoded
-
-    def encode_again(self, key: RestoreKey, context: Context) -> list[Any]:
-        """Make the elements of a pack again, and encode them with the counters in the pack's key."""
-        items = self.dataset.restore_many([inner for inner, *_ in key[2]], context)
-        encoded = []
-        for item, (_, *counters) in zip(items, key[2], strict=True):
-            with context.config.activate(context.stream, *counters):
-                encoded.append(self.encode(item.value))
-        return encoded
-
-    def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
-        """Make packs again."""
-        self.check_keys(keys, several=True)
-        restored = []
-        for key in keys:
-            value = call_again(self, self.final_packer, self.encode_again(key, context), key, context)
-            restored.append(Item(value, as_key(key)))
-        return restored

@@ -18,7 +18,7 @@ from energon_stream.schedule.plan import (
     stream_bounds,
     stream_shares,
 )
-from energon_stream.schedule.planned import JobPacks, PackCursor, PackedSchedule, PackSpec, Piece
+from energon_stream.schedule.planned import JobPacks, PackCursor, PackedSchedule, PackPiece, PackSpec
 from energon_stream.schedule.saved import damaged, is_count, reading, shown
 from energon_stream.schedule.schedule import (
     BlendCursor,
@@ -51,7 +51,7 @@ __all__ = [
     "PackSpec",
     "PackedSchedule",
     "PassUnderWay",
-    "Piece",
+    "PackPiece",
     "Plan",
     "Refs",
     "RepeatCursor",

@@ -68,7 +68,7 @@ class PackSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PackPiece:
     """A sample in a pack, or a part of one."""
 
     pack: int  # number of the pack among those of the stream's pass
@@ -336,7 +336,7 @@ class PackedSchedule:
             ends += [before + end for end in window.streams[self.stream].ends]
         return ends[:packs]
 
-    def piece(self, cursor: PackCursor) -> Piece:
+    def piece(self, cursor: PackCursor) -> PackPiece:
         """Return what the pack has of the next reference."""
         cursor, own = self._at(cursor)
         if own is None:
@@ -344,7 +344,7 @@ class PackedSchedule:
         at = self._first(cursor, own)
         begin = own.ends[cursor.pack - 1] if cursor.pack else 0
         packs = self.packs.spec.step * self.packs.spec.window // self.packs.streams
-        return Piece(
+        return PackPiece(
             cursor.number * packs + cursor.pack,
             cursor.place,
             own.ends[cursor.pack] - begin,
