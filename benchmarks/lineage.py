@@ -27,8 +27,8 @@ from energon_stream import (
     open_run,
     stateless,
 )
-from energon_stream.lineage.recorder import Recorder
-from energon_stream.pipeline.engine import Rotation
+from energon_stream.lineage.recorder import RunRecorder
+from energon_stream.pipeline.stream_runner import Rotation
 from energon_stream.state import redistribute
 from energon_stream.storage import default_counters
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
@@ -56,7 +56,7 @@ def huge(shards, samples):
             url, worker_config=config, storage_options=options, **{**OPTIONS, "batch_size": 32}
         )
         rotation = Rotation.start(dataset, config.streams)
-        Recorder(dataset, run, options).begin(rotation, dict.fromkeys(rotation.streams))
+        RunRecorder(dataset, run, options).begin(rotation, dict.fromkeys(rotation.streams))
         for step in (10**6, 10**6 + 1):
             before, begin = default_counters().snapshot(), time.perf_counter()
             (found,) = open_run(run, storage_options=options).which(step, rank=0, keys=False)

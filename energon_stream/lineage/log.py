@@ -32,7 +32,7 @@ _DIGEST = 16
 _MOST_BYTES = 1 << 28
 
 
-class Kind(IntEnum):
+class EntryKind(IntEnum):
     """Kinds of entries."""
 
     GAPS = 0
@@ -41,13 +41,13 @@ class Kind(IntEnum):
     ANCHOR = 3
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """A note on one batch, one end of a pass, or one place in the plan."""
 
     step: int  # step of the rank
     stream: int
     batch: int  # of the stream
-    kind: Kind
+    kind: EntryKind
     payload: Any
 
 
@@ -66,7 +66,7 @@ class LogFile:
     pass_length: int
     batches: Mapping[int, int]  # batches of each stream, all before the first step
     readers: Mapping[int, Any]  # state of each stream's reader; None at its start
-    entries: Sequence[Entry] = ()
+    entries: Sequence[LogEntry] = ()
 
     def dumps(self) -> bytes:
         """Return the content of the file."""
@@ -87,7 +87,9 @@ class LogFile:
             if not inflate.eof:
                 raise ValueError("it is too large")
             *values, entries = msgpack.unpackb(body, strict_map_key=False)
-            made = [Entry(step, stream, batch, Kind(kind), p) for step, stream, batch, kind, p in entries]
+            made = [
+                LogEntry(step, stream, batch, EntryKind(kind), p) for step, stream, batch, kind, p in entries
+            ]
             return cls(**dict(zip(_FIELDS, values, strict=True)), entries=made)
 
 

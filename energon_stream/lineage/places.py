@@ -15,13 +15,15 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.lineage.answers import StepSample
 
 if TYPE_CHECKING:
-    from energon_stream.lineage.segments import Data
+    from energon_stream.lineage.segments import RunData
 
 _KEY = "SELECT sample_key FROM samples WHERE tar_file_id = ? AND sample_index = ?"
 _PLACES = "SELECT tar_file_id, sample_index FROM samples WHERE sample_key = ?"
 
 
-def locate(data: Data, refs: Sequence[Sequence[tuple[int, int]]], keys: bool) -> list[tuple[StepSample, ...]]:
+def locate(
+    data: RunData, refs: Sequence[Sequence[tuple[int, int]]], keys: bool
+) -> list[tuple[StepSample, ...]]:
     """Return the samples of references, with their keys."""
     named: dict[tuple[int, int], StepSample] = {}
     for leaf, number in dict.fromkeys(ref for those in refs for ref in those):
@@ -40,7 +42,7 @@ def locate(data: Data, refs: Sequence[Sequence[tuple[int, int]]], keys: bool) ->
     ]
 
 
-def _keys(data: Data, named: Mapping[tuple[int, int], StepSample]) -> dict[Any, str]:
+def _keys(data: RunData, named: Mapping[tuple[int, int], StepSample]) -> dict[Any, str]:
     def look_up(item: tuple[tuple[int, int], StepSample]) -> tuple[tuple[int, int], str | None]:
         (leaf, number), sample = item
         index = data.indices[leaf]
@@ -60,7 +62,7 @@ def _keys(data: Data, named: Mapping[tuple[int, int], StepSample]) -> dict[Any, 
         return {ref: key for ref, key in pool.map(look_up, named.items()) if key is not None}
 
 
-def find_samples(data: Data, key: str) -> list[tuple[int, int]]:
+def find_samples(data: RunData, key: str) -> list[tuple[int, int]]:
     """Return leaf and number of the samples with a key."""
     found = []
     shard, in_tar, inner = key.partition(".tar/")

@@ -14,7 +14,7 @@ from energon_stream.errors import (
 )
 from energon_stream.index.dataset import WebDatasetIndex, identity
 from energon_stream.index.jsonl_index import JsonlIndex
-from energon_stream.lineage.log import Entry, Kind, LogFile
+from energon_stream.lineage.log import EntryKind, LogEntry, LogFile
 from energon_stream.lineage.run_description import (
     FILE,
     DataDescription,
@@ -33,8 +33,8 @@ from energon_stream.urls import is_local, local_path
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.engine import Rotation, Step
     from energon_stream.pipeline.node import State
+    from energon_stream.pipeline.stream_runner import Rotation, Step
     from energon_stream.schedule import WeightChange
 
 _log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def _view_keys(view: Mapping[str, Any]) -> dict[str, Any]:
     return {**view, "exclude": local_path(exclude) if is_local(exclude) else strip_credentials(exclude)}
 
 
-class Recorder:
+class RunRecorder:
     """Writes what a rank does. The training never fails because a log cannot be written: a warning says so.
 
     Args:
@@ -116,7 +116,7 @@ class Recorder:
         self._log: LogFile | None = None
         self._description: RunDescription | None = None  # rank 0 writes it
         self._is_described = True  # whether it was written as it is
-        self._entries: list[Entry] = []
+        self._entries: list[LogEntry] = []
         self._bytes = 0
 
     @property
@@ -228,22 +228,22 @@ class Recorder:
         reader = reader_state(self._dataset, state["node"]) if in_order and step.ended else None
         if step.ended:
             if not log.pass_length:
-                self._append(Entry(at, stream, state["batches"], Kind.END, reader))
+                self._append(LogEntry(at, stream, state["batches"], EntryKind.END, reader))
             return
         batch, is_lost = state["batches"] - 1, False
         if step.note is not None:
             kind, payload = step.note
-            self._append(Entry(at - 1, stream, batch, Kind(kind), payload))
-            is_lost = kind == Kind.REFS
+            self._append(LogEntry(at - 1, stream, batch, EntryKind(kind), payload))
+            is_lost = kind == EntryKind.REFS
         if in_order and (is_lost or not state["batches"] % _ANCHOR_EVERY):
             self._append(
-                Entry(at, stream, batch + 1, Kind.ANCHOR, reader_state(self._dataset, state["node"]))
+                LogEntry(at, stream, batch + 1, EntryKind.ANCHOR, reader_state(self._dataset, state["node"]))
             )
         is_full = self._bytes >= _MOST_BYTES or len(self._entries) >= _MOST_ENTRIES
         if is_full and self.flush(states):
             self._next_file(at, rotation, states)
 
-    def _append(self, entry: Entry) -> None:
+    def _append(self, entry: LogEntry) -> None:
         self._entries.append(entry)
         self._bytes += 8 + (len(entry.payload) if isinstance(entry.payload, bytes) else 64)
 

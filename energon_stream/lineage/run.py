@@ -28,7 +28,7 @@ from energon_stream.lineage.run_description import (
     make_plan,
     reading_run,
 )
-from energon_stream.lineage.segments import Data, RankLog, batches_with, refs_of_piece
+from energon_stream.lineage.segments import RankLog, RunData, batches_with, refs_of_span
 from energon_stream.schedule import stream_shares
 from energon_stream.storage import StoreSpec
 from energon_stream.urls import is_local
@@ -66,7 +66,7 @@ class TrainingRun:
                 f"there is no {FILE}", where=self.url, hint="pass the folder that the loader got as run="
             ) from error
         self.description: RunDescription = RunDescription.loads(bytes(body.data), f"{self.url}/{FILE}")
-        self._opened: dict[int, Data] = {}
+        self._opened: dict[int, RunData] = {}
         self._files = lru_cache(_KEPT)(self._list_files)
         self._log = lru_cache(_KEPT)(self._read_log)
         self._schedule = lru_cache(_KEPT)(
@@ -151,7 +151,7 @@ class TrainingRun:
         after = segments[found[-1] + 1 :]
         return segments[found[-1]], after[0].step if after else None
 
-    def _data(self, segment: Segment) -> Data:
+    def _data(self, segment: Segment) -> RunData:
         if segment.dataset not in self._opened:
             described = self.description.datasets[segment.dataset]
             refs = [
@@ -183,7 +183,7 @@ class TrainingRun:
             with reading_run(f"{self.url}/{FILE}"):
                 per_batch = described.per_batch or described.batch_size
                 plan = make_plan(described.plan, starts, selections, per_batch)
-            self._opened[segment.dataset] = Data(described, indices, plan)
+            self._opened[segment.dataset] = RunData(described, indices, plan)
         return self._opened[segment.dataset]
 
     def _list_files(self, segment: Segment, rank: int) -> dict[int, str]:
@@ -219,7 +219,7 @@ class TrainingRun:
         return RankLog(file, self.description.datasets[segment.dataset].batch_size)
 
     def _refs(
-        self, segment: Segment, data: Data, step: int, rank: int
+        self, segment: Segment, data: RunData, step: int, rank: int
     ) -> tuple[int, int, bool, list[tuple[int, int]]]:
         """Return stream, batch, whether it was recorded, and the samples of a rank's step."""
         files = self._files(segment, rank)
@@ -233,9 +233,9 @@ class TrainingRun:
         schedule = self._schedule(segment, stream)
         refs: list[tuple[int, int]] = []
         with reading_run(self.url):
-            piece = log.piece_of(stream, batch, schedule, data.described.in_order)
-            if piece is not None:
-                refs = refs_of_piece(piece, schedule, data.described.batch_size, batch)
+            span = log.span_of(stream, batch, schedule, data.described.in_order)
+            if span is not None:
+                refs = refs_of_span(span, schedule, data.described.batch_size, batch)
         if not refs:
             why = "the data of its stream ends before" if data.described.in_order else "it has no samples"
             raise self._beyond(step, rank, log.file.end, why)
@@ -248,7 +248,7 @@ class TrainingRun:
             hint=f"the log of the rank has the steps before {end}; it is written when states are saved",
         )
 
-    def _streams(self, data: Data, segment: Segment, leaf: int, sample: int) -> list[int]:
+    def _streams(self, data: RunData, segment: Segment, leaf: int, sample: int) -> list[int]:
         """Return the streams that may have a sample: its owner, and more where that changes."""
         if not self._is_stable(segment) or data.described.packing is not None:
             return list(range(segment.num_streams))
@@ -265,7 +265,7 @@ class TrainingRun:
         return all(each.dataset == segment.dataset for each in self.description.segments)
 
     def _occurrences(
-        self, segment: Segment, data: Data, ref: tuple[int, int], stream: int, stop: int | None
+        self, segment: Segment, data: RunData, ref: tuple[int, int], stream: int, stop: int | None
     ) -> Iterator[tuple[int, int, int, int, bool]]:
         """Yield step, rank, stream, batch, and whether it was recorded."""
         rank = stream % segment.world_size

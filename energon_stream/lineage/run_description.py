@@ -7,15 +7,15 @@
                    "batch_size": samples of a batch, "in_order": whether batches follow the plan,
                    "leaves": [{"url", "split_config", "split", "samples", "shards", "hash",
                                "view": {"keys": as in a metadataset, "hash"}}, ...],
-                   "per_batch": references of a batch, if not batch_size, "packing": options}, ...],
+                   "per_batch": references of a batch; 0 for batch_size, "packing": options or null}, ...],
      "segments": [{"step": first step, "dataset": number of its dataset, "world_size", "num_streams",
                    "seed_offset", "pass_length", "weights": as in saved states}, ...],
      "changes": []}
 
-A segment begins with the run, and with each restore. Its ``weights`` are those that the program had set, the
-last time that it did: they begin later than the steps before, so they hold for all of its steps. Fields that
-say nothing are left out; without any that version 1 has not, the file is one of version 1. ``changes`` is
-empty; a reader that does not know one refuses the file.
+A segment begins with the run, and with each restore. Its ``weights`` are the ones that the program set last:
+they begin later than the steps before, so they hold for all of its steps. Version 1 lacks ``view``,
+``per_batch``, ``packing`` and ``weights``. ``changes`` is empty; a reader refuses a file with a change
+that it does not know.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 FORMAT = "energon_stream.run"
 VERSION = 2
-_LATER: Mapping[str, Any] = {"view": None, "per_batch": 0, "packing": None, "weights": ()}
-"""Fields that version 1 has not, with the values that say nothing."""
 FILE = "run.json"
 
 
@@ -122,17 +120,7 @@ class RunDescription:
 
     def dumps(self) -> bytes:
         """Return the content of ``run.json``."""
-        described = asdict(self)
-        parts = [*described["datasets"], *described["segments"]]
-        parts += [leaf for each in described["datasets"] for leaf in each["leaves"]]
-        is_later = False
-        for part in parts:
-            for name in _LATER.keys() & part.keys():
-                if part[name] == _LATER[name]:
-                    del part[name]
-                else:
-                    is_later = True
-        fields = {"format": FORMAT, "version": VERSION if is_later else 1, **described}
+        fields = {"format": FORMAT, "version": VERSION, **asdict(self)}
         return json.dumps({**fields, "digest": _digest(fields)}, indent=1).encode()
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.lineage.log import Kind, pack_numbers, pack_refs
+from energon_stream.lineage.log import EntryKind, pack_numbers, pack_refs
 from energon_stream.pipeline import (
     BatchDataset,
     EpochizeDataset,
@@ -21,8 +21,8 @@ from energon_stream.schedule import Cursor, CursorCodec, Refs, Schedule
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.engine import Note
     from energon_stream.pipeline.node import RestoreKey, State
+    from energon_stream.pipeline.stream_runner import Note
     from energon_stream.schedule import WeightChange
 
 _IN_ORDER = (
@@ -96,7 +96,7 @@ class Tracker:
         dataset: The pipeline, with one reader.
         path: Place of the reader in the pipeline.
         batch_size: Samples of a batch that needs no note.
-        states: States of the streams, as those of an engine.
+        states: States of the streams, as a StreamRunner takes them.
         changes: Weights that the program set for the mixture.
     """
 
@@ -123,7 +123,7 @@ class Tracker:
             state: State of the stream's node after it.
         """
         if self._reader is None:
-            return None if key is None else (Kind.REFS, pack_refs(refs_of(key)))
+            return None if key is None else (EntryKind.REFS, pack_refs(refs_of(key)))
         schedule, cursor = self._places.get(stream) or self._begin(stream)
         if key is None:
             self._places[stream] = schedule, self._cursor(schedule, stream, state)
@@ -136,9 +136,9 @@ class Tracker:
         gaps = _gaps(schedule, cursor, refs)
         if gaps is None:
             self._places[stream] = schedule, self._cursor(schedule, stream, state)
-            return Kind.REFS, pack_refs(refs)
+            return EntryKind.REFS, pack_refs(refs)
         self._places[stream] = schedule, schedule.advance(cursor, sum(gaps) + len(gaps))
-        return Kind.GAPS, pack_numbers(gaps)
+        return EntryKind.GAPS, pack_numbers(gaps)
 
     def _begin(self, stream: int) -> tuple[Schedule, Cursor]:
         if self._reader is None:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from energon_stream.media import CachePool
     from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.engine import Step
     from energon_stream.pipeline.node import RestoreKey
+    from energon_stream.pipeline.stream_runner import Step
     from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")

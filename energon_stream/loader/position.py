@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from energon_stream.pipeline.engine import Rotation
+from energon_stream.pipeline.stream_runner import Rotation
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.engine import Step
     from energon_stream.pipeline.node import State
+    from energon_stream.pipeline.stream_runner import Step
     from energon_stream.schedule import WeightChange
 
 

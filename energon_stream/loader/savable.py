@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from energon_stream.errors import ConfigError, StateInUseError
-from energon_stream.lineage.recorder import Recorder
+from energon_stream.lineage.recorder import RunRecorder
 from energon_stream.lineage.tracker import Tracker
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.mixture_control import check_changes, is_live, steps_of
@@ -33,8 +33,8 @@ from energon_stream.state.description import Description, describe
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.engine import Step
     from energon_stream.pipeline.node import State
+    from energon_stream.pipeline.stream_runner import Step
 
 T = TypeVar("T")
 OnChange: TypeAlias = Literal["error", "continue"]
@@ -95,9 +95,9 @@ class SavableDataLoader(BasicDataLoader[T]):
         **options: Any,
     ) -> None:
         super().__init__(dataset, **options)
-        self._recorder: Recorder | None = None
+        self._recorder: RunRecorder | None = None
         if run is not None:
-            self._recorder = Recorder(dataset, os.fspath(run), run_storage_options)
+            self._recorder = RunRecorder(dataset, os.fspath(run), run_storage_options)
             tracker = partial(Tracker, dataset, *self._recorder.plan)
             self._options = replace(self._options, tracker=tracker)
 

@@ -14,7 +14,7 @@ from energon_stream.loader.observe.watchdog import Watchdog
 from energon_stream.loader.resources import limit_error
 from energon_stream.loader.workers import Workers
 from energon_stream.media import use_pool
-from energon_stream.pipeline.engine import Engine, Rotation, Step
+from energon_stream.pipeline.stream_runner import Rotation, Step, StreamRunner
 
 if TYPE_CHECKING:
     from energon_stream.loader.loader_options import LoaderOptions
@@ -79,7 +79,7 @@ class _InProcess:
         take_note = None if options.tracker is None else options.tracker(states, changes).note
         try:
             with use_pool(self._pool):
-                self._engine = Engine(dataset, rotation.streams, states, rotation, changes, take_note)
+                self._runner = StreamRunner(dataset, rotation.streams, states, rotation, changes, take_note)
         except BaseException:
             self._reporter.close()
             raise
@@ -90,7 +90,7 @@ class _InProcess:
         self._reporter.profiler.ident = threading.get_ident()
         try:
             with use_pool(self._pool):
-                return self._engine.step_any()
+                return self._runner.step_any()
         except (OSError, RuntimeError) as error:
             named = limit_error(error, "the loader cannot work")
             if named is None:
@@ -111,7 +111,7 @@ class _InProcess:
         self._reporter.close()
         if self._watchdog is not None:
             self._watchdog.finish()
-        self._engine.close()
+        self._runner.close()
 
 
 def _tell_late(ident: int) -> None:

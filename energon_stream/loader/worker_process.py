@@ -19,7 +19,7 @@ from energon_stream.loader.observe.monitor import answer_monitor
 from energon_stream.loader.resources import keep_freed_memory, limit_error
 from energon_stream.loader.worker_signals import leave_signals_to_main
 from energon_stream.media import CachePool, use_pool
-from energon_stream.pipeline.engine import Engine, Rotation
+from energon_stream.pipeline.stream_runner import Rotation, StreamRunner
 from energon_stream.samples.batch_memory import use_batch_memory
 from energon_stream.tracing import start_recording
 
@@ -80,17 +80,17 @@ def run_worker(
     keep_freed_memory()
     sender = Sender(wire)
     use_batch_memory(sender)
-    engine: Engine | None = None
+    runner: StreamRunner | None = None
     try:
         with contextlib.closing(Reporter()) as reporter, use_pool(cache_pool):
             take_note = None if make_tracker is None else make_tracker(states, changes).note
-            engine = Engine(dataset, streams, states, rotation, changes, take_note)
+            runner = StreamRunner(dataset, streams, states, rotation, changes, take_note)
             while True:
-                step = engine.step_any()
+                step = runner.step_any()
                 ended = step.ended
                 sender.send((step, reporter.news(must=ended)))
                 del step  # a batch must not live on while the next one is made
-                if ended and not engine.rotation.ended and not dataset.pass_length:
+                if ended and not runner.rotation.ended and not dataset.pass_length:
                     sender.drain()
     except ParentGoneError:
         pass
@@ -101,7 +101,7 @@ def run_worker(
         with contextlib.suppress(ParentGoneError):
             sender.send(Failure.of(named or error))
     finally:
-        if engine is not None:
-            engine.close()
+        if runner is not None:
+            runner.close()
         if cache_pool is not None:
             cache_pool.close()

@@ -23,7 +23,7 @@ from energon_stream.loader.resources import limit_error
 from energon_stream.loader.start import choose_start_method, start_process
 from energon_stream.loader.worker_process import Failure, run_worker
 from energon_stream.loader.worker_signals import signals_held
-from energon_stream.pipeline.engine import Rotation, Step
+from energon_stream.pipeline.stream_runner import Rotation, Step
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -171,7 +171,7 @@ class Worker:
         return step
 
     def _follow(self, step: Step) -> None:
-        """Move to the position after a step, as the engine in the worker did."""
+        """Move to the position after a step, as the runner in the worker did."""
         self._states[step.stream] = step.state
         self._rotation.current()
         if step.ended:

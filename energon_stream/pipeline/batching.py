@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 
-class Batching(Wrapper[T_co]):
+class BatchMaker(Wrapper[T_co]):
     """Base of the operators that make batches. Keys are ``(kind, call, keys of the elements)``."""
 
     def __init__(
@@ -113,7 +113,7 @@ class _BatchNode(WrapperNode):
         return {"in": self._inner.state(), "n": self._calls, "end": self._ended}
 
 
-class BatchDataset(Batching[T_co]):
+class BatchDataset(BatchMaker[T_co]):
     """Groups consecutive elements.
 
     Args:

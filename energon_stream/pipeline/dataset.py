@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, T
 
 from energon_stream.drawing import SHOWN, Box
 from energon_stream.errors import ConfigError, StateMismatchError
-from energon_stream.pipeline.engine import Engine, with_restore_key
 from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State
+from energon_stream.pipeline.stream_runner import StreamRunner, with_restore_key
 from energon_stream.schedule.saved import is_count
 
 if TYPE_CHECKING:
@@ -192,12 +192,12 @@ class SavableDataset(ABC, Generic[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         """Iterate over one pass in this process, without workers. Each call begins anew."""
-        engine = Engine(self, list(self.worker_config.streams))
+        runner = StreamRunner(self, list(self.worker_config.streams))
         try:
-            while (step := engine.step()) is not None:
+            while (step := runner.step()) is not None:
                 yield step.value
         finally:
-            engine.close()
+            runner.close()
 
 
 class Operator(SavableDataset[T_co]):

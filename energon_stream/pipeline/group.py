@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, SampleError
-from energon_stream.pipeline.batching import Batching
+from energon_stream.pipeline.batching import BatchMaker
 from energon_stream.pipeline.dataset import (
     FunctionConfig,
     SavableDataset,
@@ -106,7 +106,7 @@ class _GroupNode(WrapperNode):
         super().close()
 
 
-class GroupBatchDataset(Batching[T_co]):
+class GroupBatchDataset(BatchMaker[T_co]):
     """Makes batches of elements that share a key.
 
     Args:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from energon_stream.drawing import SHOWN, Box
 from energon_stream.media import AuxStores
 from energon_stream.samples import SourceInfo
+from energon_stream.schedule import BlendPlan, LeafPlan, Plan, RepeatPlan
 from energon_stream.urls import shown_url
 
 if TYPE_CHECKING:
@@ -118,3 +120,21 @@ class DatasetLeaf:
             subflavors=self.subflavors,
             source=source,
         )
+
+
+def draw_plan(plan: Plan, datasets: Sequence[Leaf]) -> Box:
+    """Return a plan as boxes."""
+    if isinstance(plan, LeafPlan):
+        index = datasets[plan.leaf].index
+        return Box(f"{index.spec.url} [{index.split_part}]")
+    if isinstance(plan, RepeatPlan):
+        box = draw_plan(plan.child, datasets)
+        return (
+            box
+            if plan.repeats is None
+            else replace(box, title=f"{plan.repeats:g} x {box.title or 'mixture'}")
+        )
+    inner = tuple(draw_plan(child, datasets) for child in plan.children[:SHOWN])
+    if isinstance(plan, BlendPlan):
+        inner = tuple(box.labelled(f"{weight:g}") for box, weight in zip(inner, plan.weights, strict=False))
+    return Box("", inner=inner, more=max(0, len(plan.children) - SHOWN))

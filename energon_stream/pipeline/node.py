@@ -141,7 +141,7 @@ class WrapperNode:
 
 
 class Runnable(Protocol):
-    """The part of a dataset that an engine uses."""
+    """The part of a dataset that a StreamRunner uses."""
 
     worker_config: WorkerConfig
 

@@ -119,7 +119,7 @@ class PackNode(WrapperNode):
 
 
 class PackMaker(Wrapper[T_co]):
-    """Base of the operators that make packs. Keys are ``(kind, call, keys and counters of the elements, …)``."""
+    """Base of the operators that make packs. Keys: ``(kind, call, keys and counters of elements, …)``."""
 
     final_packer: Callable[[list[Any]], Any]
     sample_encoder: Callable[[Any], Any] | None

@@ -20,7 +20,7 @@ from energon_stream.index.dataset import identity
 from energon_stream.index.entries import OffsetCache
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.failures import FailureGuard
-from energon_stream.pipeline.leaf import key_of
+from energon_stream.pipeline.leaf import draw_plan, key_of
 from energon_stream.pipeline.node import (
     END,
     Context,
@@ -33,7 +33,6 @@ from energon_stream.pipeline.node import (
     read_state,
 )
 from energon_stream.pipeline.pack_keys import PackPlan, piece_key, piece_of
-from energon_stream.pipeline.plan_drawing import draw_plan
 from energon_stream.plugins import debug_log
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader

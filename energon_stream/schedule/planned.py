@@ -88,7 +88,7 @@ class StreamPacks(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PlannedWindow:
     """The packs of all streams in a window."""
 
     after: Cursor  # place in the job's schedule behind the window
@@ -96,13 +96,13 @@ class Window:
     streams: tuple[StreamPacks, ...]
 
 
-class _Pieces(NamedTuple):
+class _PieceColumns(NamedTuple):
     ref: Int64Array  # number of the reference
     start: Int64Array
     stop: Int64Array
 
 
-def cut_pieces(lengths: Int64Array, capacity: int) -> _Pieces:
+def cut_pieces(lengths: Int64Array, capacity: int) -> _PieceColumns:
     """Cut lengths above the capacity into pieces; leave out lengths of 0.
 
     Example:
@@ -113,10 +113,12 @@ def cut_pieces(lengths: Int64Array, capacity: int) -> _Pieces:
     counts = -(-lengths // capacity)
     ref = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
     start = (np.arange(len(ref)) - np.repeat(np.cumsum(counts) - counts, counts)) * capacity
-    return _Pieces(ref, start, np.minimum(start + capacity, lengths[ref]))
+    return _PieceColumns(ref, start, np.minimum(start + capacity, lengths[ref]))
 
 
-def _spread(pieces: _Pieces, pack: Int64Array, packs: int, cuts: bool) -> tuple[_Pieces, Int64Array]:
+def _spread(
+    pieces: _PieceColumns, pack: Int64Array, packs: int, cuts: bool
+) -> tuple[_PieceColumns, Int64Array]:
     """Open more packs, so that there are ``packs``: the last piece of a pack of several gets its own.
 
     Where no pack has several, ``cuts`` allows to halve the longest piece.
@@ -133,7 +135,7 @@ def _spread(pieces: _Pieces, pack: Int64Array, packs: int, cuts: bool) -> tuple[
             if not cuts or lengths[longest] < 2:
                 break
             middle = int(pieces.start[longest] + lengths[longest] // 2)
-            pieces = _Pieces(
+            pieces = _PieceColumns(
                 np.insert(pieces.ref, longest, pieces.ref[longest]),
                 np.insert(pieces.start, longest + 1, middle),
                 np.insert(pieces.stop, longest, middle),
@@ -166,9 +168,9 @@ class JobPacks:
         self.spec: PackSpec = spec
         self.streams: int = streams
         self._costs, self._key = costs, key
-        self._windows: OrderedDict[tuple[int, Cursor], Window] = OrderedDict()
+        self._windows: OrderedDict[tuple[int, Cursor], PlannedWindow] = OrderedDict()
 
-    def window(self, epoch: int, number: int, start: Cursor) -> Window | None:
+    def window(self, epoch: int, number: int, start: Cursor) -> PlannedWindow | None:
         """Return the window that begins at a place; None at the end of the pass."""
         if self.job.remaining(start) == 0:
             return None
@@ -182,7 +184,7 @@ class JobPacks:
             self._windows.move_to_end(key)
         return found
 
-    def windows(self, epoch: int = 0) -> Iterator[Window]:
+    def windows(self, epoch: int = 0) -> Iterator[PlannedWindow]:
         """Yield the windows of a pass, each planned when it is wanted."""
         number, at = 0, self.job.begin(epoch)
         while (window := self.window(epoch, number, at)) is not None:
@@ -199,7 +201,7 @@ class JobPacks:
             lengths[lengths > self.spec.capacity] = 0
         return lengths
 
-    def _plan(self, epoch: int, number: int, start: Cursor) -> Window:
+    def _plan(self, epoch: int, number: int, start: Cursor) -> PlannedWindow:
         capacity, packs = self.spec.capacity, self.spec.step * self.spec.window
         taken, total, after = [], 0, start
         lengths: list[Int64Array] = []
@@ -217,9 +219,9 @@ class JobPacks:
             pieces, pack = _spread(pieces, pack, packs, self.spec.overlong == "split")
         after = self.job.advance(start, count)
         dealt = self._deal(refs, pieces, pack, derive_key(self._key, "window", epoch, number))
-        return Window(after, count, dealt)
+        return PlannedWindow(after, count, dealt)
 
-    def _fill(self, lengths: Int64Array, packs: int, is_last: bool) -> tuple[int, _Pieces, Int64Array]:
+    def _fill(self, lengths: Int64Array, packs: int, is_last: bool) -> tuple[int, _PieceColumns, Int64Array]:
         """Return how many references a window has, their pieces, and the pack of each piece."""
         capacity = self.spec.capacity
         sums = np.cumsum(lengths)
@@ -240,7 +242,7 @@ class JobPacks:
             hint="raise the capacity, or the window, or leave it out with overlong='drop'",
         )
 
-    def _deal(self, refs: Refs, pieces: _Pieces, pack: Int64Array, key: int) -> tuple[StreamPacks, ...]:
+    def _deal(self, refs: Refs, pieces: _PieceColumns, pack: Int64Array, key: int) -> tuple[StreamPacks, ...]:
         packs = int(pack.max()) + 1 if len(pack) else 0
         lengths = pieces.stop - pieces.start
         loads = pack_loads(lengths, pack, packs, self.spec.load)

@@ -7,13 +7,13 @@ from energon_stream.state.rank import (
     loads,
     make_rank_state,
     read_rank_state,
+    summarize,
     world_sizes,
 )
 from energon_stream.state.redistribute import deal_state, redistribute
 from energon_stream.state.restore_report import ChangeReport, LeafChange
 from energon_stream.state.rotation import read_rotation
 from energon_stream.state.streams import STREAMS_FORMAT, join_streams, ranks_of_streams, split_streams
-from energon_stream.state.summary import summarize
 from energon_stream.state.versions import FORMAT, VERSION
 
 __all__ = [

@@ -16,7 +16,7 @@ from energon_stream.state.rank import read_rank_state, world_sizes
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
 
 if TYPE_CHECKING:
-    from energon_stream.pipeline.engine import Rotation
+    from energon_stream.pipeline.stream_runner import Rotation
 
 
 def deal_state(states: Sequence[Any], rank: int, world_size: int) -> Any:

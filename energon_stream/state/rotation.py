@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from energon_stream.pipeline.engine import Rotation
 from energon_stream.pipeline.epochs import share_of_stream
+from energon_stream.pipeline.stream_runner import Rotation
 from energon_stream.schedule import damaged, is_count, shown
 
 

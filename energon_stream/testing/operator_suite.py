@@ -13,8 +13,8 @@ import torch
 
 from energon_stream.drawing import Box
 from energon_stream.pipeline.dataset import SavableDataset
-from energon_stream.pipeline.engine import Engine, Rotation, Step
 from energon_stream.pipeline.node import END, INNER_STATE, Context, End, Item, Node, RestoreKey, State
+from energon_stream.pipeline.stream_runner import Rotation, Step, StreamRunner
 from energon_stream.schedule import damaged, is_count, shown
 from energon_stream.state import dumps, loads
 from energon_stream.worker import WorkerConfig
@@ -107,11 +107,11 @@ def run_steps(
         >>> [(step.value, step.ended) for step in run_steps(NumbersDataset(2), 4)]
         [(0, False), (1, False), (None, True), (0, False)]
     """
-    engine = Engine(dataset, list(dataset.worker_config.streams), states, rotation)
+    runner = StreamRunner(dataset, list(dataset.worker_config.streams), states, rotation)
     try:
-        return [engine.step_any() for _ in range(steps)]
+        return [runner.step_any() for _ in range(steps)]
     finally:
-        engine.close()
+        runner.close()
 
 
 def assert_equal_values(left: Any, right: Any, where: str = "value") -> None:

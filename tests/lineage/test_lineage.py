@@ -34,7 +34,7 @@ from energon_stream.errors import (
     RunNotFoundError,
 )
 from energon_stream.lineage.log import pack_refs, unpack_refs
-from energon_stream.lineage.turns import Turns
+from energon_stream.lineage.segments import Turns
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.schedule import BlendPlan, LeafPlan, OrderSpec, RepeatPlan, build_schedule, skip
 from energon_stream.state import redistribute
@@ -350,7 +350,7 @@ def test_references_are_packed(refs):
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 3), max_size=12))
 def test_turns_are_those_of_a_rotation(streams, lengths):
-    from energon_stream.pipeline.engine import Rotation
+    from energon_stream.pipeline.stream_runner import Rotation
 
     rotation = Rotation(tuple(range(streams)), streams)
     left = dict(zip(range(streams), [*lengths, 1, 2, 3, 4], strict=False))

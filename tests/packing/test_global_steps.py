@@ -5,7 +5,7 @@ import pytest
 from packed import opened, write
 
 from energon_stream import ReadOptions, compute_costs
-from energon_stream.pipeline.engine import Engine
+from energon_stream.pipeline.stream_runner import StreamRunner
 
 STREAMS, STEPS = 128, 2
 
@@ -25,12 +25,12 @@ def open_rank(folder, rank, world, workers):
 
 def batches_of_streams(dataset, streams, count):
     """The first batches of each stream of one process."""
-    engine = Engine(dataset, streams)
+    runner = StreamRunner(dataset, streams)
     found = {stream: [] for stream in streams}
     for _ in range(count * len(streams)):
-        step = engine.step()
+        step = runner.step()
         found[step.stream].append(step.value[0])
-    engine.close()
+    runner.close()
     return found
 
 

@@ -8,7 +8,7 @@ from packed import CAPACITY, SAMPLES, STREAMS, Packs, opened, taken, tokens, wri
 
 from energon_stream import DefaultTaskEncoder, compute_costs, get_savable_loader, read_costs, stateless
 from energon_stream.errors import ConfigError, CostsError
-from energon_stream.pipeline.engine import Engine
+from energon_stream.pipeline.stream_runner import StreamRunner
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +49,20 @@ def test_a_dataset_without_repetition_knows_its_packs(folder):
 
 def test_resume_is_exact_at_random_places(folder):
     dataset = opened(folder)
-    engine, states, values = Engine(dataset, range(STREAMS)), [], []
+    runner, states, values = StreamRunner(dataset, range(STREAMS)), [], []
     current = dict.fromkeys(range(STREAMS))
     for _ in range(160):
-        step = engine.step()
+        step = runner.step()
         values.append(step.value[0])
         current[step.stream] = step.state
-        states.append((dict(current), engine.rotation.copy()))
-    engine.close()
+        states.append((dict(current), runner.rotation.copy()))
+    runner.close()
     draw = random.Random(1)
     in_carried = 0
     for _ in range(40):
         at = draw.randrange(150)
         saved, rotation = states[at]
-        resumed = Engine(dataset, range(STREAMS), saved, rotation.copy())
+        resumed = StreamRunner(dataset, range(STREAMS), saved, rotation.copy())
         assert [resumed.step().value[0] for _ in range(8)] == values[at + 1 : at + 9]
         resumed.close()
         seen = {key for pack in values[: at + 1] for key, _, _ in pack}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.engine import Rotation
+from energon_stream.pipeline.stream_runner import Rotation
 from energon_stream.prewarming.amount import Amount, amounts_of_streams, node_ranks
 from energon_stream.worker import WorkerConfig
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from energon_stream.decode import FileStoreDecoder
 from energon_stream.loader.channel import Sender
-from energon_stream.pipeline.batching import Batching
-from energon_stream.pipeline.engine import Engine
+from energon_stream.pipeline.batching import BatchMaker
 from energon_stream.pipeline.failures import FailureGuard
+from energon_stream.pipeline.stream_runner import StreamRunner
 from energon_stream.threads import Repeater, steady_stacks
 from energon_stream.tracing import current_recorder
 
@@ -38,10 +38,10 @@ _CODES: Mapping[CodeType, str] = {
     futures.Future.result.__code__: STORE,
     futures.wait.__code__: STORE,
     FailureGuard.call.__code__: ENCODE,
-    Batching.make.__code__: COLLATE,
+    BatchMaker.make.__code__: COLLATE,
     Sender._take_acknowledgement.__code__: CONSUMER,
     Sender.send.__code__: CHANNEL,
-    Engine.step_any.__code__: LOADER,
+    StreamRunner.step_any.__code__: LOADER,
 }
 
 

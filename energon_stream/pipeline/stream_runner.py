@@ -1,4 +1,4 @@
-"""The engine, which runs the streams of one process in rotation, and reports their states."""
+"""Runs the streams of one process in rotation, and reports their states."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Step:
     value: Any  # the element; None at an end
     ended: bool  # True if the stream's pass has ended
     state: State  # the stream's state after it
-    note: Note | None = None  # what the engine's ``take_note`` returned
+    note: Note | None = None  # what ``take_note`` returned
 
 
 def with_restore_key(value: Any, key: RestoreKey) -> Any:
@@ -116,7 +116,7 @@ def with_restore_key(value: Any, key: RestoreKey) -> Any:
     return value
 
 
-class Engine:
+class StreamRunner:
     """Runs some streams of a dataset in rotation. A stream without a state begins at the start.
 
     ``changes`` are weights that the program set for the mixture.
