@@ -47,7 +47,7 @@ def write_rows(folder: Path, rows: int) -> None:
     import pyarrow.parquet as pq
 
     from energon_stream.index.info_files import encode_info, encode_split
-    from energon_stream.tables.writing import add_table
+    from energon_stream.prepare.add_tables import add_table
 
     names = [f"data-{number:06d}.tar" for number in range(rows // PER_SHARD)]
     meta = folder / ".nv-meta"

@@ -155,7 +155,7 @@ from .tools.curation.derive import (
     sample_dataset as sample_dataset,
     split_dataset as split_dataset,
 )
-from .tables.writing import (
+from .prepare.add_tables import (
     TableReport as TableReport,
     add_media_table as add_media_table,
     add_table as add_table,

@@ -49,15 +49,7 @@ class ShardBytes(NamedTuple):
 
 
 class OpenedDataset:
-    """A prepared dataset in one process.
-
-    Args:
-        spec: The dataset.
-        purpose: What needs a prepared dataset, for messages.
-        hint: More that the user may do, for messages.
-
-    Attributes:
-        database: Its ``index.sqlite``.
+    """A prepared dataset in one process; ``purpose`` and ``hint`` are for the message if it is not prepared.
 
     Raises:
         NotPreparedError: The dataset has no index.

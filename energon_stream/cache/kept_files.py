@@ -186,13 +186,8 @@ def list_kept(directory: str) -> list[KeptFile]:
 def clear_kept(directory: str, dataset: str | None = None, *, before: float | None = None) -> list[KeptFile]:
     """Remove kept files, but for the indices that running processes use; return what was removed.
 
-    Args:
-        directory: The cache directory.
-        dataset: Name of a dataset's folder, to remove only its indices and versions; None for all files.
-        before: Remove only files that were last used by then, in seconds since 1970.
-
-    Raises:
-        OSError: The disk fails, or must not be written.
+    ``dataset`` is the name of a dataset's folder, to remove only its indices and versions; ``before`` leaves
+    what was used since, in seconds since 1970. Raises OSError if the disk fails, or must not be written.
     """
     old = [kept for kept in list_kept(directory) if before is None or kept.last_use <= before]
     return [kept for kept in old if dataset in (None, *kept.path.split("/")[-2:]) and _unlink(kept.path)]

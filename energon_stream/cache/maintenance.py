@@ -135,16 +135,9 @@ def clear_cache(
 ) -> ClearReport:
     """Remove objects and kept files from a cache. Processes that read them go on, and later fetch them again.
 
-    The indices of tars that running processes use stay; see :mod:`energon_stream.cache.kept_files`.
-
-    Args:
-        directory: The cache.
-        root_folder: Folder of the dataset to remove objects, indices and versions of; None for everything.
-        unused_for: Remove only what was last used at least this many seconds ago.
-
-    Raises:
-        Busy: Another process keeps locks.
-        OSError: The disk fails, or must not be written.
+    The indices of tars that running processes use stay. ``root_folder`` limits it to one dataset,
+    ``unused_for`` to what was last used at least this many seconds ago. Raises Busy if another process keeps
+    locks, and OSError if the disk fails, or must not be written.
     """
     blocks = size = 0
     before = None if unused_for is None else time.time() - unused_for

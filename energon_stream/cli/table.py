@@ -9,10 +9,10 @@ import click
 
 from energon_stream.cli.options import json_option, path_argument, storage_option
 from energon_stream.cli.terminal import echo, emit
-from energon_stream.tables.writing import add_media_table, add_table, list_tables, remove_table
+from energon_stream.prepare.add_tables import add_media_table, add_table, list_tables, remove_table
 
 if TYPE_CHECKING:
-    from energon_stream.tables.writing import TableReport
+    from energon_stream.prepare.add_tables import TableReport
 
 
 @click.command()

@@ -113,13 +113,16 @@ def read_checksums(store: Store, samples: int, info_digest: int) -> UInt64Array 
     return np.frombuffer(data, dtype="<u8", offset=_HEADER.size)
 
 
-def checksum_error(where: str, sample: int) -> ChecksumError:
-    """Return the error for a sample of a shard whose bytes do not have their checksum."""
+def checksum_error(where: str, sample: int, name: str | None = None) -> ChecksumError:
+    """Return the error for a sample of a shard that has other bytes, or another sample's ``name``."""
+    found = "do not have their checksum"
+    if name is not None:
+        found = f"begin with {name!r:.80}, which is another sample's"
     return ChecksumError(
-        f"the bytes of sample {sample} of the shard do not have their checksum",
+        f"the bytes of sample {sample} of the shard {found}",
         where=where,
         hint="a proxy, a cache or the store answered with other bytes, or the shard was changed or damaged after it "
-        f"was prepared; compare the shard with its original, or {_HINT}",
+        "was prepared; compare the shard with its original, or run `energon-stream prepare` again",
     )
 
 

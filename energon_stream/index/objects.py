@@ -88,11 +88,8 @@ class ShardObject:
 
 @contextmanager
 def as_errors_of_shards() -> Iterator[None]:
-    """Raise errors of reading a range in the words of a dataset.
-
-    Raises:
-        IndexMismatchError: The index points beyond the object.
-        ObjectNotFoundError: A shard does not exist.
+    """Raise errors of reading a range in the words of a dataset: IndexMismatchError if the index points
+    beyond the object, ObjectNotFoundError for a shard.
     """
     try:
         yield

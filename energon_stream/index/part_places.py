@@ -67,17 +67,10 @@ def read_part_places(
     is_last: bool,
     wants: Callable[[str], bool],
 ) -> tuple[PartPlaces, int | None]:
-    """Read the places of the parts of neighbouring samples of a shard.
+    """Read the places of the parts of samples ``first`` to ``stop`` of a shard, of which ``is_last`` says
+    whether they reach its end.
 
-    Args:
-        database: The index.
-        tar_file_id: The shard's number in the index.
-        samples: First sample within the shard, and one past the last.
-        is_last: Whether the last sample is the shard's last one.
-        wants: Returns whether a part is wanted.
-
-    Returns:
-        The places, and the bytes between these parts and the next one; None at the end of the shard.
+    Returns the places, and the bytes between these parts and the next one; None at the end of the shard.
 
     Raises:
         ValueError: The index does not have them.

@@ -46,16 +46,10 @@ def hash_names(names: Sequence[str]) -> Names:
 
 
 def other_names(expected: Names, data: memoryview, starts: Int64Array, stops: Int64Array) -> dict[int, str]:
-    """Find samples whose first part has another name than is expected.
+    """Find samples whose first part has another name than is expected; return these names by place.
 
-    Args:
-        expected: Hash of each sample.
-        data: Bytes of a tar.
-        starts: ``int64``, first byte of each sample in ``data``.
-        stops: ``int64``, one past the last byte.
-
-    Returns:
-        The names that were found, by place. Samples that cannot be parsed are not compared.
+    ``data`` has bytes of a tar: those of the samples lie from ``starts`` to ``stops``. Samples that cannot be
+    parsed are not compared.
     """
     records = np.frombuffer(data, np.uint8, len(data) // TAR_RECORD * TAR_RECORD).reshape(-1, TAR_RECORD)
     at = starts >> 9

@@ -60,11 +60,7 @@ class Verifier:
     ) -> dict[int, ChecksumError]:
         """Return an error for each sample that has other bytes than its checksum says, by place.
 
-        Args:
-            samples: Sample numbers.
-            data: Bytes that have all samples.
-            starts: ``int64``, first byte of each sample in ``data``.
-            stops: ``int64``, one past the last byte.
+        ``data`` has the bytes of all samples, from ``starts`` to ``stops``.
         """
         chosen = self.chooses(samples)
         if not len(chosen):
@@ -119,24 +115,14 @@ def wrong_names(
     if index.names is None:
         return {}
     found = other_names(index.names[samples], data, starts, stops)
-    return {place: _other_sample(index, int(samples[place]), name) for place, name in found.items()}
+    return {place: checksum_error(*_place(index, int(samples[place])), name) for place, name in found.items()}
 
 
 def check_name(index: WebDatasetIndex, sample: int, key: str, parts: Sequence[tuple[str, object]]) -> None:
     """Raise ChecksumError if a sample with this key and these parts is not the one that the index knows."""
     name = f"{key}.{parts[0][0]}"
     if index.names is not None and hash_names([name])[0] != index.names[sample]:
-        raise _other_sample(index, sample, name)
-
-
-def _other_sample(index: WebDatasetIndex, sample: int, name: str) -> ChecksumError:
-    where, number = _place(index, sample)
-    return ChecksumError(
-        f"the bytes of sample {number} of the shard begin with {name!r:.80}, which is another sample's",
-        where=where,
-        hint="a proxy, a cache or the store answered with other bytes, or the shard was changed after it was "
-        "prepared; compare the shard with its original, or run `energon-stream prepare` again",
-    )
+        raise checksum_error(*_place(index, sample), name)
 
 
 def _place(index: WebDatasetIndex, sample: int) -> tuple[str, int]:

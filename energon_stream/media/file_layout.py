@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Self
 
 from energon_stream.storage import ByteRange
@@ -90,19 +91,28 @@ def header_range(head: memoryview | bytes, size: int) -> ByteRange | None:
         >>> header_range(box(8, b"ftyp") + box(8000, b"mdat"), 9000)
         ByteRange(start=8008, stop=9000)
     """
-    position = 0
-    while position + _BOX.size <= len(head):
-        length, kind = _BOX.unpack_from(head, position)
-        if position == 0 and kind not in _FIRST_BOXES:
-            return None
-        if length == 1 and position + _BOX.size + _LARGE.size <= len(head):
-            (length,) = _LARGE.unpack_from(head, position + _BOX.size)
-        if length < _BOX.size:  # the box goes to the end of the file, or the file is damaged
+    end = 0
+    for start, length, kind in _boxes(lambda position, length: head[position : position + length]):
+        if not length:
             return None
         if kind == b"moov":
-            return _bounded(position, position + length, size)
+            return _bounded(start, start + length, size)
+        end = start + length
+    return _bounded(end, size, size)
+
+
+def _boxes(read: Callable[[int, int], bytes | memoryview]) -> Iterator[tuple[int, int, bytes]]:
+    """Yield place, length and kind of each box; length 0 for the last one, or for other data."""
+    position = 0
+    while len(box := read(position, _BOX.size + _LARGE.size)) >= _BOX.size:
+        length, kind = _BOX.unpack_from(box)
+        if length == 1 and len(box) == _BOX.size + _LARGE.size:
+            (length,) = _LARGE.unpack_from(box, _BOX.size)
+        if length < _BOX.size or (position == 0 and kind not in _FIRST_BOXES):
+            yield position, 0, kind
+            return
+        yield position, length, kind
         position += length
-    return _bounded(position, size, size)
 
 
 def _bounded(start: int, stop: int, size: int) -> ByteRange | None:
@@ -136,20 +146,10 @@ def full_size(read: Callable[[int, int], bytes], size: int) -> int:
             return size
         at, length = _vint(head, at + 4)
         return max(size, at + length)
-    position = 0
-    for _ in range(_BOXES):
-        box = read(position, _BOX.size + _LARGE.size)
-        if len(box) < _BOX.size:
-            break
-        length, kind = _BOX.unpack_from(box)
-        if position == 0 and kind not in _FIRST_BOXES:
-            break
-        if length == 1 and len(box) == _BOX.size + _LARGE.size:
-            (length,) = _LARGE.unpack_from(box, _BOX.size)
-        if length < _BOX.size:
-            break
-        position += length
-    return max(size, position)
+    end = 0
+    for start, length, _ in islice(_boxes(read), _BOXES):
+        end = start + length
+    return max(size, end)
 
 
 def _vint(data: bytes, at: int) -> tuple[int, int]:

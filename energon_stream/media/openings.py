@@ -76,13 +76,7 @@ _memory = PerProcess(_Memory, drop_inherited=True)
 
 
 def kept_opening(url: str, path: str, start: int) -> Opening | None:
-    """Return the opening of a file; None if there is none.
-
-    Args:
-        url: Root URL of the store.
-        path: Path of the object.
-        start: First byte of the file in the object.
-    """
+    """Return the opening of the file from byte ``start`` of an object; None if it is not kept."""
     key = _key(url, path, start)
     found = _memory.get().get(key)
     if found is None and (content := _kept().read(key)) is not None:

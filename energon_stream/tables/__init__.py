@@ -1,1 +1,1 @@
-"""Tables beside the index: columns, filters over them, and costs of samples."""
+"""Tables beside the index, read: columns, filters over them, and costs of samples."""

@@ -1,8 +1,8 @@
 """Tables beside the index: ``.nv-meta/tables/NAME.parquet``, a row for each sample in the order of
 ``.info.json``.
 
-``index/table_writing.py`` checks rows against the index and writes them in that order, with the hash of
-``.info.json``, so that a table of an earlier preparation is not used. :func:`open_tables` reads a few
+:mod:`energon_stream.prepare.add_tables` checks rows against the index and writes them in that order, with the
+hash of ``.info.json``, so that a table of an earlier preparation is not used. :func:`open_tables` reads a few
 columns by row groups.
 """
 

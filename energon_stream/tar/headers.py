@@ -46,15 +46,9 @@ class AlikeSamples:
 def split_samples(data: memoryview, starts: Int64Array, stops: Int64Array) -> AlikeSamples | None:
     """Find the parts of samples that all have the same parts in the same order.
 
-    With some dozens of samples per call, the number of calls of numpy decides the speed. So there are few.
-
-    Args:
-        data: Bytes of a tar.
-        starts: ``int64 [n]``: first byte of each sample's first header within ``data``.
-        stops: ``int64 [n]``: first byte of the next sample's first header.
-
-    Returns:
-        The samples; None if they are few, differ in their parts, or have other headers than plain ones.
+    ``data`` has bytes of a tar, ``starts`` and ``stops`` the first bytes of each sample and of the next one.
+    Return None if the samples are few, differ in their parts, or have other headers than plain ones. With
+    some dozens of samples per call, the number of calls of numpy decides the speed. So there are few.
     """
     whole = len(data) // TAR_RECORD * TAR_RECORD
     if (

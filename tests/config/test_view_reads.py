@@ -9,9 +9,9 @@ from PIL import Image
 
 from energon_stream import DefaultTaskEncoder, ReadOptions, WorkerConfig, get_loader, get_train_dataset
 from energon_stream.errors import ConfigError, IndexMismatchError
+from energon_stream.prepare.add_tables import add_media_table, add_table, list_tables, remove_table
 from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.prepare import prepare_dataset
-from energon_stream.tables.writing import add_media_table, add_table, list_tables, remove_table
 from energon_stream.testing.datasets import CRUDE_YAML, random_bytes, write_shards
 
 pa = pytest.importorskip("pyarrow")

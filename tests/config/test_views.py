@@ -13,11 +13,11 @@ from energon_stream.errors import (
     MetadataError,
     StateMismatchError,
 )
+from energon_stream.prepare.add_tables import add_table
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.selection import Selection
 from energon_stream.state import redistribute
 from energon_stream.tables.expressions import parse_filter
-from energon_stream.tables.writing import add_table
 from energon_stream.testing.datasets import TEXT_YAML, prepared_text_dataset, write_shards
 
 pa = pytest.importorskip("pyarrow")

@@ -53,17 +53,9 @@ class AudioStream(MediaStream):
             raise DecodeError("the audio has no sample rate")
 
     def clip(self, clip_range: Range, unit: AudioUnit) -> AudioClip | None:
-        """Decode a clip, from the begin of the range to just before its end.
+        """Decode a clip, from the begin of the range to just before its end; None if it lies after the audio.
 
-        Args:
-            clip_range: Begin and end.
-            unit: Unit of the range.
-
-        Returns:
-            The clip; None if it lies after the end of the audio.
-
-        Raises:
-            DecodeError: The range ends before it begins, or the data is damaged.
+        Raises DecodeError if the range ends before it begins, or the data is damaged.
         """
         begin, end = self._seconds(clip_range, unit)
         first, stop = self._number(begin), self._number(end)

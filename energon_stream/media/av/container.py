@@ -24,18 +24,10 @@ AV_EXTENSIONS: frozenset[str] = frozenset({
 
 @contextmanager
 def open_container(stream: BinaryIO, formats: str | None = None) -> Iterator[Any]:
-    """Open a container within a ``with`` statement.
+    """Open an ``av.container.InputContainer`` within a ``with`` statement.
 
-    Args:
-        stream: The file, from any position.
-        formats: Names of the demuxers that may open it, with commas between them; None for all.
-
-    Returns:
-        A ``av.container.InputContainer``, which is closed at the end of the block.
-
-    Raises:
-        DecodeError: The file is no video or audio, or it is damaged.
-        MissingPackageError: PyAV is not installed.
+    ``formats`` names the demuxers that may open it, with commas between them; None for all. Raises
+    DecodeError if the file is no video or audio, or damaged, and MissingPackageError without PyAV.
     """
     with translated_errors(getattr(stream, "name", None)):
         stream.seek(0)

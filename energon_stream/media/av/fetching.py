@@ -56,14 +56,11 @@ def fetch_clips(wanted: Iterable[tuple[AVDecoder, Clips]]) -> None:
 
 
 def begin_clips(wanted: Sequence[Callable[[], tuple[AVDecoder, Clips]]]) -> Future[None]:
-    """Begin to fetch clips in the background; see :func:`fetch_clips`.
+    """Begin to fetch clips in the background; see :func:`fetch_clips`. The future ends when all requests are
+    made.
 
-    Args:
-        wanted: For each file a function that opens it, the most urgent first. They run on threads, side by
-            side.
-
-    Returns:
-        The moment when all requests are made.
+    ``wanted`` has for each file a function that opens it, the most urgent first. They run on threads, side by
+    side.
     """
     done: Future[None] = Future()
     opened: dict[int, _ClipsOfFile] = {}

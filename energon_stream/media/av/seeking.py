@@ -131,15 +131,9 @@ class Packets:
         return self._bytes(key, self._stop(last))
 
     def bytes_of_times(self, first: int, last: int, size: int) -> list[ByteRange]:
-        """Return the bytes of the packets that a clip needs.
+        """Return the bytes of the packets for ticks ``first`` to ``last``; none if the file has no index.
 
-        Args:
-            first: First tick of the clip.
-            last: Last tick.
-            size: Length of the file.
-
-        Returns:
-            Ranges of the file; none if the file has no index.
+        ``size`` is the length of the file.
         """
         if self.are_numbered:
             return self._bytes(self._key_at(first), self._first_after(last))

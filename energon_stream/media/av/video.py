@@ -44,18 +44,10 @@ class VideoStream(MediaStream):
     unit = "frames"
 
     def clip(self, clip_range: Range, unit: VideoUnit, size: FrameSize | None) -> VideoClip | None:
-        """Decode a clip.
+        """Decode a clip, first and last frame included; a time means the frame that is displayed then.
 
-        Args:
-            clip_range: First and last frame. A time means the frame that is displayed then.
-            unit: Unit of the range.
-            size: Width and height to which frames are scaled; None keeps their size.
-
-        Returns:
-            The clip; None if it lies after the end of the video.
-
-        Raises:
-            DecodeError: The range ends before it begins, or the data is damaged.
+        ``size`` is the width and height to which frames are scaled. Return None if the clip lies after the
+        end of the video. Raises DecodeError if the range ends before it begins, or the data is damaged.
         """
         wanted = self._wanted(clip_range, unit)
         frames: list[Any] = []

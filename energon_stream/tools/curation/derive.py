@@ -24,8 +24,8 @@ from energon_stream.prepare.publish import DatasetOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.rng import derive_key
 from energon_stream.storage import ListEntry, Store, StoreSpec
-from energon_stream.tar.copies import SampleRange, check_outside, local_copy, read_samples
 from energon_stream.tar.scan import check_names, scan_shard
+from energon_stream.tools.shard_copies import SampleRange, check_outside, local_copy, read_samples
 from energon_stream.write.finish import publish_shards
 from energon_stream.write.journal import WRITING, PartArguments, check_same, load_part, part_files, save_part
 from energon_stream.write.shard_writer import ShardWriter, existing_metadata, put_shard

@@ -14,8 +14,8 @@ from energon_stream.index.checksums import new_digest
 from energon_stream.index.dataset import read_metadata
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.storage import ListEntry, StoreSpec
-from energon_stream.tar.copies import local_copy
 from energon_stream.tar.scan import ShardScan, scan_shard
+from energon_stream.tools.shard_copies import local_copy
 
 if TYPE_CHECKING:
     import numpy.typing as npt

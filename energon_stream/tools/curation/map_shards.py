@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from energon_stream.engine.processes import LocalEngine
 from energon_stream.index.plain import find_shards
 from energon_stream.storage import ListEntry, Store, StoreSpec
-from energon_stream.tar.copies import SampleRange, local_copy, read_samples
 from energon_stream.tar.scan import scan_shard
+from energon_stream.tools.shard_copies import SampleRange, local_copy, read_samples
 
 if TYPE_CHECKING:
     from energon_stream.engine.shares import Part

@@ -28,10 +28,10 @@ from energon_stream.index.index_files import index_path, read_offsets
 from energon_stream.rng import derive_key
 from energon_stream.samples import SourceInfo
 from energon_stream.storage import ByteRange, ListEntry, Store, StoreSpec
-from energon_stream.tar.copies import local_copy
 from energon_stream.tar.format import sample_parts
 from energon_stream.tar.scan import ShardScan, check_names, scan_shard
 from energon_stream.tools.lint.report import Problem, ShardReport
+from energon_stream.tools.shard_copies import local_copy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """Writes tables beside the index: :func:`add_table`, :func:`add_media_table`, :func:`remove_table`.
 
-Rows are checked against the index once, here, and written in its order; ``index/tables.py`` reads them.
+Rows are checked against the index once, here, and written in its order; :mod:`energon_stream.tables.reading`
+reads them.
 """
 
 from __future__ import annotations
