@@ -56,7 +56,9 @@ from energon_stream.prewarming.results import PRICE_PER_1000_GET, PRICE_PER_GB
 )
 @click.option("--prefetch-factor", default=2, show_default=True, help="Batches that each worker holds ready.")
 @click.option("--verify", is_flag=True, help="Read everything back and compare hashes.")
-@click.option("--processes", type=click.IntRange(min=1), help="Warm ranks in so many processes. [default: 1]")
+@click.option(
+    "--processes", type=click.IntRange(min=1), help="Number of processes that warm ranks. [default: 1]"
+)
 @engine_options
 @click.option("--dry-run", is_flag=True, help="Fetch no samples; show what would be fetched, and the cost.")
 @json_option

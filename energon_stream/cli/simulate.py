@@ -56,7 +56,7 @@ def _megabytes(ctx: click.Context, option: click.Parameter, value: float) -> flo
     "sample",
     default=Costs().sample,
     show_default=True,
-    help="CPU seconds a sample in a worker, such as those of decoding.",
+    help="CPU seconds a sample in a worker, such as for decoding.",
 )
 @click.option("--seed", default=0, show_default=True, help="Chooses which answers are slow or errors.")
 def simulate(

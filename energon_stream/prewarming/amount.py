@@ -110,7 +110,7 @@ def _amounts_of_packs(
     Args:
         packs: The packs of the job.
         streams: The streams.
-        wanted: Packs of each stream; None for those of windows with ``length`` references of the job.
+        wanted: Packs of each stream; None for the packs of windows with ``length`` references of the job.
         length: See ``wanted``.
         ahead: Packs of each stream that workers may prefetch.
     """

@@ -42,8 +42,8 @@ class FetchPlanner:
     """Plans fetches, and counts bytes.
 
     Attributes:
-        samples: Samples looked at so far, without those that are only looked ahead to.
-        bytes: Bytes of these samples, and of those that are only looked ahead to.
+        samples: Samples of the steps looked at so far.
+        bytes: Bytes of these samples, and of samples that are only looked ahead to.
         cached_bytes: Bytes among these that were in a cache.
     """
 

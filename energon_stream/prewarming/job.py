@@ -73,7 +73,7 @@ def prewarm(
         epochs: Passes over the data instead; default 1. A blend by weights has no passes, so one pass of it
             is as many samples as its datasets have.
         fraction: Part of a pass instead, up to 1.
-        ranks: Ranks that share the cache, such as those of a node; None for the rank of ``worker_config``.
+        ranks: Ranks that share the cache, such as all of a node; None for the rank of ``worker_config``.
         worker_config: As in training; it determines the number of streams.
         batch_size: As in training: with ``packing``, packs. Where the encoder filters or packs, the
             approximate number of samples that a step consumes.
@@ -211,7 +211,7 @@ class _Job:
     def _windows(
         self, planner: FetchPlanner, samples: int, progress: Progress
     ) -> Iterator[list[PlannedFetch]]:
-        """Yield the fetches for so many samples, and show the progress.
+        """Yield the fetches for ``samples`` samples, and show the progress.
 
         Log a warning as soon as it is clear that the caches cannot hold all bytes.
         """
@@ -273,7 +273,7 @@ class _Job:
         return dataset
 
     def _is_kept(self, store: Store) -> bool:
-        """Return True if a store's bytes should be in a cache; without one, those of all remote stores."""
+        """Return True if a store's bytes should be in a cache; without one, if the store is remote."""
         return not store.is_local if self.cache is None else isinstance(store, CachedStore)
 
 
@@ -317,7 +317,7 @@ def open_reader_dataset(
 
 
 def _factor(planner: FetchPlanner, samples: int) -> float:
-    """Return an estimate of the bytes of so many samples, divided by the planned bytes."""
+    """Return an estimate of the bytes of ``samples`` samples, divided by the planned bytes."""
     return max(1.0, samples / planner.samples) if planner.samples else 1.0
 
 

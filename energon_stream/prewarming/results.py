@@ -84,7 +84,7 @@ class PrewarmResult:
         seconds: Duration, with planning.
         verified_bytes: Bytes read back that had the right hash; None unless ``verify`` was set.
         damaged_bytes: Bytes with a wrong hash, which were removed from the cache.
-        expected_bytes: Bytes of all requested samples: those of the plan, or an estimate from its samples if
+        expected_bytes: Bytes of all requested samples: the plan's, or an estimate from its samples if
             the cache filled up before all were looked at.
 
     Example:

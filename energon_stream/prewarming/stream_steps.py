@@ -41,7 +41,7 @@ class StreamSteps:
 
 
 def samples_of_packs(ends: Sequence[int], packs: int) -> int:
-    """Return the samples of so many packs, or of all if there are fewer."""
+    """Return the samples of ``packs`` packs, or of all if there are fewer."""
     return ends[min(packs, len(ends)) - 1] if packs > 0 and len(ends) else 0
 
 

@@ -47,7 +47,7 @@ class Wanted:
     """Byte ranges that samples need. :meth:`WantedBytes.place` has their objects."""
 
     rows: Int64Array  # ``int64`` [n, 4], as ``_Row``
-    samples: int = 0  # without those that are only looked ahead to
+    samples: int = 0  # of the steps
     ahead: int = 0  # samples only looked ahead to
 
     @classmethod
@@ -88,7 +88,7 @@ class WantedBytes:
     Args:
         dataset: The dataset, opened in this process.
         amounts: Samples of each stream, in the order of the rotation.
-        step_samples: Samples of a step of a stream; of planned packs, about so many.
+        step_samples: Samples of a step of a stream; of planned packs, their approximate number.
         fetcher: Loads index entries, and nothing else. If it fetched samples as well, the loads would wait
             for fetches, and these for the next window.
         chosen: Returns True for a store whose objects are wanted.

@@ -50,16 +50,13 @@ class JoinLocator(Locator):
 
     @property
     def width(self) -> int:
-        """One range for each member."""
         return len(self._members)
 
     @property
     def index_is_local(self) -> bool:
-        """True if the join's index is read at memory speed."""
         return self._rows.store.is_local
 
     def claim_loads(self, samples: Int64Array) -> list[Load]:
-        """Return loads of pages of the index."""
         return self._rows.claim_loads(samples)
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -84,12 +81,10 @@ class JoinLocator(Locator):
         return at, self._members[at], number - self._first_list[at]
 
     def object(self, number: int) -> ShardObject:
-        """Return a member's shard."""
         _, member, shard = self._member(number)
         return member.object(shard)
 
     def split(self, request: Request, data: memoryview) -> Cut:
-        """Delegate to the member."""
         _, member, shard = self._member(request.object)
         return member.split(replace(request, object=shard), data)
 

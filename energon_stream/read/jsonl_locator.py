@@ -44,11 +44,9 @@ class JsonlLocator(Locator):
 
     @property
     def index_is_local(self) -> bool:
-        """True if the index is read at memory speed."""
         return self._rows.store.is_local
 
     def claim_loads(self, samples: Int64Array) -> list[Load]:
-        """Return loads of pages of the index."""
         return self._rows.claim_loads(np.concatenate([samples, samples + 1]))
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -64,11 +62,9 @@ class JsonlLocator(Locator):
         return np.zeros_like(starts), starts, stops
 
     def object(self, number: int) -> ShardObject:
-        """Return the file."""
         return ShardObject(self.store, "", self._versions)
 
     def split(self, request: Request, data: memoryview) -> Cut:
-        """Slice the records."""
         starts, stops = (request.starts - request.start).tolist(), (request.stops - request.start).tolist()
 
         def cut(sample: int, number: int) -> RawSample:
@@ -89,6 +85,5 @@ class JsonlLocator(Locator):
         return RawSample(self.leaf, sample, str(sample), None, {"json": record})
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample:
-        """Read one record; see :meth:`Locator.cut_streams`."""
         stream = streams[0][1]
         return self._cut(sample, stream.read(stream.stop - stream.start))

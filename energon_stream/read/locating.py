@@ -139,7 +139,7 @@ class Locating:
         return self._chunks[0].awaited() if self._chunks else []
 
     def take_ahead(self, chunks: int, size: int) -> None:
-        """Load the index entries of the next references, until so many chunks are loading."""
+        """Load the index entries of the next references, until ``chunks`` chunks are loading."""
         while len(self._chunks) < chunks and not self.is_exhausted:
             self.take(size)
 

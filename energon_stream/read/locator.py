@@ -23,7 +23,7 @@ class RawSample:
     index: int  # sample within the leaf's split part
     key: str  # sample key without the shard
     shard: str | None  # path of the tar, relative to the dataset; None for datasets without shards
-    # Part name to bytes. Views keep the whole answer in memory: copy those that are kept.
+    # Part name to bytes. Views keep the whole answer in memory: copy the parts that you keep.
     parts: dict[str, bytes | memoryview]
     # Samples of a join, None for a missing one; the sample itself comes first. Empty outside of joins.
     members: tuple[RawSample | None, ...] = ()
@@ -70,7 +70,7 @@ class Locator(Protocol):
         return self
 
     def claim_loads(self, samples: Int64Array) -> list[Load]:
-        """Return loads of index entries that are missing. The caller runs each, because nobody else gets it.
+        """Return loads of index entries that are missing. The caller must run each: no other caller gets it.
 
         :meth:`locate` needs them. They may run in any order, also at the same time.
         """

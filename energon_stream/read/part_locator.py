@@ -86,17 +86,14 @@ class PartLocator(Locator):
 
     @property
     def width(self) -> int:
-        """Largest number of ranges of a sample. A whole sample has one."""
         return self.selection.max_ranges
 
     @property
     def index_is_local(self) -> bool:
-        """True if index files are read at memory speed."""
         return self.whole.index_is_local
 
     @property
     def is_sparse(self) -> bool:
-        """True if a view has only some of the samples."""
         return self.whole.is_sparse
 
     @property
@@ -106,7 +103,6 @@ class PartLocator(Locator):
 
     @property
     def opening(self) -> Locator:
-        """Locator of a reader's first samples."""
         return self if self.selection.declared or self._skips is not None else self.whole
 
     def claim_loads(self, samples: Int64Array) -> list[Load]:
@@ -244,7 +240,7 @@ class PartLocator(Locator):
         return self._with_whole(found, doubtful, samples) if len(doubtful) else found
 
     def _with_whole(self, found: PartRanges, which: Int64Array, samples: Int64Array) -> PartRanges:
-        """Return ranges with those of some samples replaced by the whole samples."""
+        """Return ranges in which some samples are read whole."""
         _, first, last = self.whole.locate(samples[which])
         before = (found.stops - found.starts)[which].sum()
         for ranges, ends in ((found.starts, first), (found.stops, last)):
@@ -265,11 +261,9 @@ class PartLocator(Locator):
         return self._asked[part]
 
     def object(self, number: int) -> ShardObject:
-        """Return a shard."""
         return self.whole.object(number)
 
     def split(self, request: Request, data: memoryview) -> Cut:
-        """Read the headers of an answer."""
         cut = self.whole.split(request, data)
         if not self._skips or self.width != 1:
             return cut
@@ -281,11 +275,9 @@ class PartLocator(Locator):
         return checked
 
     def wrong_ranges(self, request: Request, data: memoryview) -> dict[int, ChecksumError]:
-        """Compare samples of an answer with their checksums, if whole samples are read."""
         return self.whole.wrong_ranges(request, data) if self._skips is False else {}
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
-        """Merge the parts of all ranges."""
         raw = found[0][1]
         if raw is None:
             return None
@@ -320,6 +312,5 @@ class PartLocator(Locator):
         return raw
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """Cut the ranges of a sample into parts as their bytes arrive."""
         cut = [(stream[0], self.whole.cut_streams(sample, [stream])) for stream in streams]
         return self.merge(sample, cut)

@@ -46,7 +46,7 @@ class RangeStream:
     Attributes:
         start: First byte.
         stop: One past the last byte.
-        watch: Called with all bytes in order, also those that are skipped; None for nothing.
+        watch: Called with all bytes in order, skipped ones included; None to call nothing.
     """
 
     def __init__(

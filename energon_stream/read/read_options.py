@@ -38,14 +38,14 @@ class ReadOptions:
             connections.
         max_ahead: Largest number of samples that are requested and not yet consumed. Of a small dataset, no
             more than four passes are.
-        first_samples: Samples that are fetched in small requests before anything else. None: those of the
-            first batch, or of the first packing buffer.
+        first_samples: Samples that are fetched in small requests before anything else. None: the first
+            batch, or the first packing buffer.
         retry_deadline: Seconds for which a failing request is tried again. None: the environment variable
             ``ENERGON_STREAM_RETRY_DEADLINE``, or 300.
         verify: Samples whose bytes are compared with the checksums that ``prepare --checksums`` has written:
             ``"never"``; ``"sampled"``, one of 100, in datasets that have checksums; or ``"always"``. Then
             ``parts`` saves no bytes, because samples are read whole. Samples of joins and JSONL files, and
-            with ``"sampled"`` those that are read in parts, are not compared.
+            with ``"sampled"`` samples that are read in parts, are not compared.
 
     Raises:
         ConfigError: A limit is not positive, the deadline is negative, or ``verify`` is unknown.
@@ -95,7 +95,7 @@ class ReadOptions:
         )
 
     def within(self, samples: int) -> ReadOptions:
-        """Return the limits of a reader with so many samples in a pass.
+        """Return the limits of a reader whose passes have ``samples`` samples.
 
         Nothing is gained by planning more than a few passes ahead: either answers are kept for all passes, or
         the byte budget is reached before. The work before the first sample would be that of hundreds.
@@ -104,7 +104,7 @@ class ReadOptions:
         return self if self.max_ahead <= most else replace(self, max_ahead=most)
 
     def planned(self, samples: int) -> ReadOptions:
-        """Return the limits where an order must be planned: as far ahead as so many samples, bit by bit."""
+        """Return the limits where an order must be planned: ``samples`` samples ahead, bit by bit."""
         most = min(self.max_ahead, max(_LEAST, samples))
         return replace(self, max_ahead=most, _chunk=max(1, min(self.chunk, most // LOADING)))
 
@@ -115,7 +115,7 @@ class ReadOptions:
 
     @property
     def exact_samples(self) -> int:
-        """``first_samples``, or a default if nobody derived it from a batch size."""
+        """``first_samples``, or a default if it was not derived from a batch size."""
         return _FIRST_SAMPLES if self.first_samples is None else self.first_samples
 
     @property

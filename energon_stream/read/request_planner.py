@@ -41,7 +41,7 @@ Large requests of others would free the budget late: a pass of 1 GB at 200 ms wo
 _SMALL_PLAN = 16 << 20
 """Plans of many readers take 9/10 of their share up to this size; above it, half of the share."""
 _OPENING_GAPS = 2
-"""Times ``max_gap`` that a request of the first samples may read to spare another one."""
+"""Times ``max_gap`` that a request of the first samples may read to spare a second request."""
 _OPENING_TAKES = 4
 """Times the first samples from which such a request takes in what lies between them."""
 _SMALL_REQUEST = 2 << 20
@@ -57,7 +57,7 @@ class PlanLimits:
 
     Attributes:
         exact_samples: Samples of generation 0; 0 for none.
-        opening_take: Samples from which generation 0 is chosen, with those that it takes in.
+        opening_take: Samples from which generation 0 is chosen, and samples that it takes in.
         second_take: Samples after these from which generation 1 is chosen.
         max_ahead: Largest number of samples that are planned and not yet consumed.
         plan_bytes: Bytes of a generation; half as many more while answers are kept.
@@ -125,7 +125,7 @@ def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int 
 class ByteRanges(NamedTuple):
     """Byte ranges of objects, ``int64`` each.
 
-    Later requests of a single reader may span those of generation 0, rather than end at each of them.
+    Later requests of a single reader may span the ranges of generation 0, rather than end at each of them.
     """
 
     keys: Int64Array = _NONE  # leaf and object
@@ -308,7 +308,7 @@ class Planner:
     def _merge(self, must: int, may: int, seen: int) -> tuple[ReadPlan, Planner]:
         """Merge the next ``must`` ranges into requests.
 
-        Of the ``may`` ranges after them, those that lie between two of these are served as well. ``seen`` is
+        Of the ``may`` ranges after them, the ones between two of these are served as well. ``seen`` is
         the number of ranges that this generation was chosen from.
         """
         limits, located = self.limits, self.located
@@ -393,7 +393,7 @@ class Planner:
         return {number: part.tolist() for number, part in zip(numbers.tolist(), parts, strict=False)}
 
     def _reasons(self, plan: FetchPlan, later: Located) -> list[Reason]:
-        """Return why each request ends where it does. ``later`` are ranges that none of them serves."""
+        """Return why each request ends where it does. No request serves the ranges ``later``."""
         limits = self.limits
         if not self.generation:
             return [Reason.FIRST_BATCH] * len(plan.starts)

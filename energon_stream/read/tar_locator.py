@@ -76,12 +76,10 @@ class TarLocator(Locator):
 
     @property
     def index_is_local(self) -> bool:
-        """True if index files are read at memory speed."""
         return self.store.is_local
 
     @property
     def is_sparse(self) -> bool:
-        """True if a view has only some of the samples."""
         return self.index.selection is not None
 
     def claim_loads(self, samples: Int64Array) -> list[Load]:
@@ -111,11 +109,9 @@ class TarLocator(Locator):
         return starts[:, 0], stops[:, 0]
 
     def object(self, shard: int) -> ShardObject:
-        """Return a shard."""
         return ShardObject(self.store, self.index.shard_paths[shard], self._versions)
 
     def split(self, request: Request, data: memoryview) -> Cut:
-        """Read the headers of all samples of an answer if they are alike; see :meth:`Locator.split`."""
         path, begin = self.index.shard_paths[request.object], request.start
         excluded = self.index.excluded.get(path, _NONE)
         starts, stops = request.starts - begin, request.stops - begin
@@ -138,7 +134,6 @@ class TarLocator(Locator):
         return cut
 
     def wrong_ranges(self, request: Request, data: memoryview) -> dict[int, ChecksumError]:
-        """Compare samples of an answer with their names and checksums; see :meth:`Locator.wrong_ranges`."""
         starts, stops = request.starts - request.start, request.stops - request.start
         wrong = wrong_names(self.index, request.samples, data, starts, stops)
         if self.verifier is not None:
@@ -146,7 +141,6 @@ class TarLocator(Locator):
         return wrong
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """Cut a stream into parts as its bytes arrive; see :meth:`Locator.cut_streams`."""
         shard, stream = streams[0]
         path = self.index.shard_paths[shard]
         verifier, samples = self.verifier, np.array([sample])

@@ -99,7 +99,7 @@ class RemoteStore:
     def _refused(
         self, path: str, status: int, code: str = "", message: str = "", region: str | None = None
     ) -> StorageError:
-        """Return the error for an HTTP status. ``region`` is the bucket's, if the answer told it."""
+        """Return the error for an HTTP status. ``region`` is the bucket's, if the reply named it."""
         endpoint = self._endpoint()
         answer = f"HTTP {status}{' ' + code if code else ''}{': ' + message if message else ''}"
         kind: type[StorageError] = StorageError

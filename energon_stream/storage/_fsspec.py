@@ -205,7 +205,7 @@ class FsspecStore(RemoteStore):
         if isinstance(error, PermissionError) or name in _CREDENTIAL_ERRORS:
             return self._no_credentials(path, f"access denied: {error}")
         if name == "ResponseParserError":
-            return self._bad_answer(path, "the answer is none of the store's: it is not XML")
+            return self._bad_answer(path, "the store never sends such a reply: it is not XML")
         return self._error(StorageError, path, f"the request failed: {name}: {error}")
 
     def _answered(self, response: Mapping[str, Any], path: str) -> StorageError:

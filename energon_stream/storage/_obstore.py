@@ -51,10 +51,10 @@ _REGION = re.compile(r"<Region>([\w-]+)</Region>")
 _CREDENTIAL_SIGNS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "credential provider")
 _BAD_ANSWERS = {
     "Content-Length Header missing": "the answer has no Content-Length",
-    "Content-Range header not present": "the answer to a range request names no range",
-    "Failed to parse value for CONTENT_RANGE": "the answer to a range request names no range",
+    "Content-Range header not present": "the reply to a range request names no range",
+    "Failed to parse value for CONTENT_RANGE": "the reply to a range request names no range",
     "ETag Header missing": "the answer has no ETag",
-    "Got invalid list response": "the answer to a listing is none",
+    "Got invalid list response": "the reply is not a bucket listing",
     "Received header containing non-ASCII": "the answer has a header that cannot be read",
 }
 """What obstore says of answers that make no sense, and what this library says."""
@@ -124,7 +124,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             except (ObjectNotFoundError, AccessDeniedError, UnsupportedStoreError):
                 listed = self._call(prefix, entries)
             else:
-                raise self._bad_answer(prefix, "the answer to a listing is none")
+                raise self._bad_answer(prefix, "the reply is not a bucket listing")
         return iter(listed)
 
     def put(self, path: str, data: bytes) -> None:

@@ -185,7 +185,7 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
         client["allow_invalid_certificates"] = True
     elif bundle:
         client["root_certificate"] = Path(bundle).read_text()
-    # The remaining options are those that obstore cannot honour.
+    # obstore cannot honour the remaining options.
     left.update(client_kwargs | config_kwargs | s3_config)
     server = endpoint or f"AWS, region {config['region']}"
     return ClientConfig("s3", bucket, config, server, None if anon else credentials, client)

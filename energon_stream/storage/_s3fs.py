@@ -97,7 +97,7 @@ class S3fsStore(FsspecStore):
         while True:
             page = self._ask(prefix, "list_objects_v2", **request)
             if "IsTruncated" not in page and "Name" not in page:  # botocore takes any XML, HTML too
-                raise self._bad_answer(prefix, "the answer to a listing is none")
+                raise self._bad_answer(prefix, "the reply is not a bucket listing")
             for found in page.get("Contents", ()):
                 if not found["Key"].endswith("/"):  # a console's marker of an empty folder
                     meta = ObjectMeta(found["Size"], found.get("ETag"), found.get("LastModified"))
@@ -152,7 +152,7 @@ class S3fsStore(FsspecStore):
         content_range: str | None = answers[0].get("ContentRange")
         total_text = content_range.rpartition("/")[2] if content_range else str(size)
         if not total_text.isdecimal():
-            raise self._bad_answer(path, "the answer to a range request names no range")
+            raise self._bad_answer(path, "the reply to a range request names no range")
         return Body(memoryview(data), version, int(total_text)), content_range
 
     def _provides_credentials(self) -> bool:
@@ -184,7 +184,7 @@ class S3fsStore(FsspecStore):
 
 
 def _credentials(system: Any) -> Any:
-    """Return the credentials of a file system; None if it has none."""
+    """Return the credentials of a file system, or None."""
 
     async def get() -> Any:
         found = await system.session.get_credentials()

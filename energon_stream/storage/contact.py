@@ -49,7 +49,7 @@ class Contact:
         known_stores.add(self._key)
 
     def answered(self, failing_for: float = 0.0) -> None:
-        """Note an answer, to a request that had failed for so many seconds."""
+        """Note an answer, to a request that had failed for ``failing_for`` seconds."""
         self.know()
         if self._failing_since is None and not failing_for:
             return

@@ -116,7 +116,7 @@ class StorageCounters:
             self._max_in_flight = max(self._max_in_flight, self._in_flight)
 
     def end(self, *, received: int = 0, seconds: float = 0.0, error: BaseException | None = None) -> None:
-        """Count the end of an attempt, which received so many bytes within some seconds."""
+        """Count the end of an attempt, which received ``received`` bytes in ``seconds``."""
         sums = self._sums
         with self._lock:
             self.changes += 1

@@ -32,7 +32,7 @@ class Fetcher:
 
     Args:
         max_in_flight: Most requests at one time. (While a request is late or waits for its next attempt,
-            another one may start, so up to a third more can be open.)
+            the next may start, so up to a third more can be open.)
         hedged_share: Bytes that may be requested a second time, as a share of all requested bytes, 0 to 1; 0
             switches second requests off.
 
@@ -122,7 +122,7 @@ class Fetcher:
 
 
 def abandon(answer: Future[Any]) -> None:
-    """Note that nobody waits for an answer any more, so that a failing request is not tried again."""
+    """Do not try a request again if it fails: its answer is not needed any more."""
     if isinstance(answer, PoolAnswer):
         answer.unwanted = True
 

@@ -50,7 +50,7 @@ class LatencyModel:
         return cls(_LATE_FIRST_BYTE, _FLOOR_FIRST_BYTE)
 
     def observe(self, size: int, seconds: float) -> bool:
-        """Learn from the answer to a request of ``size`` bytes; returns True if more requests may be
+        """Learn from a request of ``size`` bytes that was answered; return True if more requests may be
         late than before.
         """
         kind = size.bit_length()

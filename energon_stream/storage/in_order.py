@@ -57,7 +57,7 @@ def ordered_map(function: Callable[[_T], _R], items: Iterable[_T], workers: int)
 def stream_object(
     store: Store, path: str, piece: int = PIECE_BYTES, *, etag: str | None = None
 ) -> Iterator[memoryview]:
-    """Yield an object in pieces of so many bytes, all of one version.
+    """Yield an object in pieces of ``piece`` bytes, all of one version.
 
     Up to 8 pieces of a remote object are requested ahead. ``etag`` is the version; None for the one at the
     first request.

@@ -142,7 +142,7 @@ def _not_found(location: str) -> ObjectNotFoundError:
 
 @contextmanager
 def named_errors(location: str) -> Iterator[None]:
-    """Raise this library's errors for those of the file system."""
+    """Turn errors of the file system into errors of this library."""
     try:
         yield
     except StorageError:

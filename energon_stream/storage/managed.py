@@ -26,7 +26,7 @@ T = TypeVar("T")
 class ManagedStore(ScheduledStore):
     """Adds retries, counters and fork safety to a store; see ``Store`` for the methods.
 
-    ``factory`` opens the wrapped store, once in each process. ``counters`` default to those of the process.
+    ``factory`` opens the wrapped store, once in each process. ``counters`` default to the process's.
     Stores with the same ``contact_key`` share what the process knows of the server.
     """
 

@@ -18,7 +18,7 @@ from energon_stream.storage.request_scheduler import RequestRun, RequestSchedule
 
 _LEAST_THREADS = 256
 """Threads that may be started on any pool. Tasks that wait for their next attempt have no slot, but a thread:
-those of a store that is down must not hold up the requests to another one."""
+a store that is down must not hold up the requests to other stores."""
 
 
 class PoolAnswer(Future[Any]):

@@ -32,8 +32,8 @@ class RequestScheduler(Generic[T]):
     """Decides which request is next, how many are in flight, and when a late one is repeated.
 
     A free slot goes to the most urgent task, which holds it until :meth:`release`, and not between two
-    attempts. Call :meth:`grant` after everything that may free a slot. All times are those of the caller's
-    clock.
+    attempts. Call :meth:`grant` after everything that may free a slot. The caller's clock
+    gives all times.
 
     Args:
         max_in_flight: Slots; fewer while the store rejects many requests.
@@ -81,8 +81,9 @@ class RequestScheduler(Generic[T]):
         return [task for _, task in waiting]
 
     def grant(self, has_thread: bool = True) -> T | None:
-        """Give a free slot to the most urgent task, and return it; None if no slot is free or no task waits.
-        Without a thread for it, a fresh task waits.
+        """Give a free slot to the most urgent task, and return the task, or None.
+
+        A task that never had a slot waits until there is a thread for it.
         """
         if self._busy >= self._limiter.limit and not self.is_closing:
             return None
@@ -131,7 +132,7 @@ class RequestScheduler(Generic[T]):
         return run.is_reading
 
     def end(self, run: RequestRun[T], error: BaseException | None, now: float) -> None:
-        """End an attempt, and learn from it. Before another one, the task waits for a slot again."""
+        """End an attempt, and learn from it. The next attempt waits for a slot again."""
         task = run.task
         is_transient = isinstance(error, TransientStorageError)
         is_rejected = isinstance(error, ThrottledError)

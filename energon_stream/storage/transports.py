@@ -140,7 +140,7 @@ class StoreSpec:
 
     Attributes:
         url: Local path, or any URL that fsspec or obstore can open.
-        storage_options: Credentials, endpoint and the like, spelled as fsspec spells them. Never printed.
+        storage_options: Credentials, endpoint and so on, spelled as fsspec spells them. Never printed.
         transport: ``auto`` uses obstore for S3, GCS, Azure and HTTP if it can honour the options, and fsspec
             for everything else.
         through: A layer that reads of a remote store go through, or None.
@@ -194,7 +194,7 @@ class StoreSpec:
 
         Args:
             policy: Retries; default ``RetryPolicy()`` with the deadline of the store.
-            counters: Counters of the requests; default those of the process.
+            counters: Counters of the requests; by default, the process's.
 
         Raises:
             ConfigError: Storage options for a local path, or an impossible deadline of retrying.

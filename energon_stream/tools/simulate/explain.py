@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from energon_stream.schedule import Refs
 
 _MOST_BEFORE = 10**8
-"""Samples of a stream before a step: in a blend, drawing so many takes half a minute."""
+"""Samples of a stream before a step: in a blend, drawing them takes half a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ExplainedRequest:
         size: Length in bytes.
         reason: Name of the reason why it ends where it does; see :class:`Reason`.
         deadline: Step of the rank that needs it first.
-        last_step: Step that needs it last, of those that were asked for.
+        last_step: Last of the requested steps that needs it.
         samples: Number of samples that it serves, up to the last step.
         cached_bytes: Bytes of it in the cache, which are not requested.
     """
@@ -205,7 +205,7 @@ def samples_of_step(dataset: ReaderDataset, step: int, batch_size: int) -> Refs:
 
     Args:
         dataset: The dataset at the bottom of the training, whose configuration names rank and streams. Steps
-            of filtered samples, or of those that the encoder packs, consume other numbers of them.
+            of samples that the encoder filters or packs consume other numbers of them.
         step: Step of the rank, counted from 0.
         batch_size: Samples of a step; in planned packing, packs.
 

@@ -40,7 +40,7 @@ class Prediction:
         waiting: Seconds of these that the last worker to end waits for the store.
         samples: Number of samples.
         requests: Requests of all workers, with those for metadata and indices, retries and second requests.
-        opening_requests: Those that open the dataset; each worker inherits what they brought.
+        opening_requests: Requests that open the dataset; each worker inherits what they brought.
         rejected: Requests that the store rejected.
         repeated: Second requests beside late ones.
         bytes: Bytes received.
@@ -75,7 +75,7 @@ def simulate(
 ) -> Prediction:
     """Predict the speed and the requests of training from a store. Indices are read, samples are not.
 
-    The readers are those of training, with their plan and budget; a model answers their requests in virtual
+    Training's own readers run, with their plan and budget; a model answers their requests in virtual
     time. Each worker of the rank runs alone, with an equal share of the line.
 
     Args:

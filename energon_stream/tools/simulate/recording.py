@@ -21,7 +21,7 @@ _HOLD = 0.02  # seconds that each request takes at least, so that concurrent one
 
 @dataclass(slots=True, eq=False)
 class RequestLog:
-    """Requests in the rounds in which they were made: those of one round wait for none of the same round.
+    """Requests in rounds: no request waits for one of its own round.
 
     Attributes:
         listener: Gets the bytes of each request instead, once it is set.

@@ -72,7 +72,7 @@ class RequestCounts:
 class VirtualFetcher(Fetcher):
     """Runs requests against a model of a store, in virtual time, without threads.
 
-    Its scheduler and its retries are those of :class:`Fetcher`. A function of :meth:`ask` runs at once; its
+    It shares scheduler and retries with :class:`Fetcher`. A function of :meth:`ask` runs at once; its
     result comes when the model has answered the requests that it made.
 
     Attributes:
