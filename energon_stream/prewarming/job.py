@@ -261,7 +261,8 @@ class _Job:
     def _open(self) -> ReaderDataset:
         """Open the dataset as training does, without workers."""
         config = replace(self.config, rank=self.ranks[0])
-        dataset = open_reader_dataset(self.path, config, self.cache, self.training)
+        cache = False if self.cache is None else self.cache
+        dataset = open_reader_dataset(self.path, config, cache, self.training)
         if not _caches(dataset) and (
             self.cache is not None or all(is_local(spec.url) for spec in _specs(dataset))
         ):
@@ -286,14 +287,14 @@ class _Unpacked(DefaultTaskEncoder[Any, Any, Any, Any]):
 
 
 def open_reader_dataset(
-    path: Any, config: WorkerConfig, cache: CacheConfig | None, training: Mapping[str, Any]
+    path: Any, config: WorkerConfig, cache: CacheOption, training: Mapping[str, Any]
 ) -> ReaderDataset:
     """Open the dataset at the bottom of a training pipeline, in this process.
 
     Args:
         path: The dataset or metadataset.
         config: The job's configuration, as in training.
-        cache: The node's cache; None for none.
+        cache: As for :func:`get_train_dataset`.
         training: Other arguments of :func:`get_train_dataset`. With ``packing``, a task encoder is not
             needed: which samples a pack has does not depend on it.
 
@@ -303,9 +304,7 @@ def open_reader_dataset(
     config = replace(config, num_workers=0, num_streams=config.num_streams)
     if training.get("packing") is not None:
         training = {"task_encoder": _Unpacked(), **training}
-    dataset = get_train_dataset(
-        path, worker_config=config, cache=False if cache is None else cache, **training
-    )
+    dataset = get_train_dataset(path, worker_config=config, cache=cache, **training)
     found = [reader for _, reader in find_readers(dataset)]
     if len(found) != 1:
         raise ConfigError(

@@ -83,7 +83,7 @@ def test_steps_are_explained_and_forecast(server):
     assert found.samples == sum(map(len, expected))
     assert found.size == sum(request.size for request in requests)
     assert int(found.order.counts.sum()) == found.samples
-    dataset = open_reader_dataset(URL, config(streams), None, {"batch_size": packs, **given})
+    dataset = open_reader_dataset(URL, config(streams), False, {"batch_size": packs, **given})
     refs = samples_of_step(dataset, 5, packs)
     assert refs.index.tolist() == [int(key.rpartition("/")[2]) for key in expected[5]]
 

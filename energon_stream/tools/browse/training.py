@@ -107,4 +107,4 @@ class StepFinder:
         return [(dataset.leaves[leaf].index, sample) for leaf, sample in pairs]
 
     def _open(self, config: WorkerConfig, batch_size: int) -> ReaderDataset:
-        return open_reader_dataset(self._path, config, None, {"batch_size": batch_size, **self._options})
+        return open_reader_dataset(self._path, config, False, {"batch_size": batch_size, **self._options})

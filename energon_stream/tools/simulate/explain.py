@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.cache import CachedStore
-from energon_stream.config.dataset_options import CacheOption, cache_layer
 from energon_stream.errors import ConfigError
 from energon_stream.index.entries import OffsetCache
 from energon_stream.prewarming.job import open_reader_dataset
@@ -23,6 +22,7 @@ from energon_stream.worker import WorkerConfig
 if TYPE_CHECKING:
     import os
 
+    from energon_stream.config.dataset_options import CacheOption
     from energon_stream.pipeline.reader_dataset import ReaderDataset
     from energon_stream.read.locator import Locator
     from energon_stream.schedule import Refs
@@ -107,21 +107,8 @@ def explain(
     if not 0 <= first < end:
         raise ConfigError(f"steps are {first} to {end}", hint="Use a first step from 0 on, and a later end.")
     config = worker_config or WorkerConfig.default_worker_config()
-    dataset = open_training(path, config, batch_size, cache, options)
+    dataset = open_reader_dataset(path, config, cache, {"batch_size": batch_size, **options})
     return explain_dataset(dataset, config, steps, batch_size)
-
-
-def open_training(
-    path: str | os.PathLike[str] | Mapping[str, Any],
-    config: WorkerConfig,
-    batch_size: int,
-    cache: CacheOption,
-    options: Mapping[str, Any],
-) -> ReaderDataset:
-    """Open the dataset at the bottom of a training; see :func:`explain` for the arguments."""
-    layer = cache_layer(cache)
-    training = {"batch_size": batch_size, **options}
-    return open_reader_dataset(path, config, None if layer is None else layer.config, training)
 
 
 def explain_dataset(
@@ -217,7 +204,7 @@ def samples_of_step(dataset: ReaderDataset, step: int, batch_size: int) -> Refs:
         >>> from energon_stream.prewarming.job import open_reader_dataset
         >>> config = WorkerConfig(0, 1, 0)
         >>> order = {"batch_size": 4, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
-        >>> len(samples_of_step(open_reader_dataset("captions", config, None, order), 1, 4))
+        >>> len(samples_of_step(open_reader_dataset("captions", config, False, order), 1, 4))
         4
     """
     if step < 0 or batch_size < 1:

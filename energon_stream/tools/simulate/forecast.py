@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_stream.errors import ConfigError
+from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.prewarming.stream_steps import stream_steps
-from energon_stream.tools.simulate.explain import explain_dataset, open_training
+from energon_stream.tools.simulate.explain import explain_dataset
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def forecast(
     if steps < 1 or batch_size < 1:
         raise ConfigError(f"{steps} steps of {batch_size} samples", hint="use 1 or more of both")
     config = worker_config or WorkerConfig.default_worker_config()
-    dataset = open_training(path, config, batch_size, cache, options)
+    dataset = open_reader_dataset(path, config, cache, {"batch_size": batch_size, **options})
     requests = explain_dataset(dataset, config, (0, steps), batch_size)
     positions = positions_of_steps(dataset, steps, batch_size)
     starts, total = _shard_starts(dataset)

@@ -114,7 +114,7 @@ def simulate(
     store_options = options.pop("storage_options", None), options.pop("transport", "auto")
     url, storage_options = recorded(path, *store_options, log)
     training = {"batch_size": batch_size, **options, "storage_options": storage_options}
-    dataset = open_reader_dataset(url, config, None, training)
+    dataset = open_reader_dataset(url, config, False, training)
     steps = None if samples is None else -(-samples // batch_size)
     epochs = 1 if samples is None else None
     amounts = amounts_of_streams(dataset, (config.rank,), Amount.of(steps, epochs, None, batch_size, 0))
