@@ -1,10 +1,9 @@
 """Selections: which samples of a dataset a view leaves, numbered anew without gaps.
 
-A selection is a bit for each sample, and the number of selected samples before each block of bits. That is
-13 MB for 10⁸ samples, and both directions are a few array operations: from a sample to its number among
-the selected
-ones (:meth:`Selection.rank`), and back (:meth:`Selection.samples`). It is pure: no I/O, no randomness of
-its own.
+A selection is a bit for each sample, and the number of selected samples before each block of bits. That is 13
+MB for 10⁸ samples, and both directions are a few array operations: from a sample to its number among the
+selected ones (:meth:`Selection.rank`), and back (:meth:`Selection.samples`). It is pure: no I/O, no
+randomness of its own.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class Ledger:
         ``measure`` returns the bytes of each dataset's folder, by path.
 
         Returns:
-            True if the count is right now; False if others kept writing for so many seconds.
+            True if the count is right now; False if others kept writing for ``seconds``.
         """
         with PrivateFile(self._path, os.O_RDWR | os.O_CREAT) as file:
             if not file.lock(*_WRITING, seconds=seconds):

@@ -25,11 +25,9 @@ ReadPage: TypeAlias = "Callable[[Store, int, int, int], Int64Array]"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Index entries to be loaded.
+    """Index entries to be loaded from a store.
 
-    Attributes:
-        store: Store of the index.
-        read: Requests the entries from this store, or from one that reports to a fetcher, and keeps them.
+    ``read`` requests them from it, or from one that reports to a fetcher, and keeps them.
     """
 
     store: Store
@@ -81,14 +79,10 @@ class OffsetCache:
 
 
 class EntryPages:
-    """The entries of a dataset's samples, in pages. A page has samples of one shard.
+    """The entries of a dataset's samples, in pages of ``size`` samples of one shard, which ``read`` reads.
 
-    Args:
-        store: Store of the index.
-        cache: Keeps the pages. Several indices may share it.
-        starts: ``int64``, number of the first sample of each shard, and of all samples.
-        size: Samples of a page.
-        read: Reads a page.
+    Several indices may share the cache. ``starts`` has the number of the first sample of each shard, and of
+    all.
     """
 
     def __init__(

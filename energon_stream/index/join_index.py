@@ -102,12 +102,9 @@ def _index_spec(metadataset: StoreSpec, members: Sequence[JoinMember]) -> StoreS
 
 
 def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> JoinIndex:
-    """Open the index of a join.
+    """Open the index of a join; see :func:`read_join_index`.
 
-    Raises:
-        NotPreparedError: There is no index of these datasets in their present state.
-        MetadataError: The file is not an index of a join of this many datasets.
-        EmptyDatasetError: The index has no rows.
+    Raises NotPreparedError if there is no index of these datasets in their present state.
     """
     spec = _index_spec(metadataset, members)
     try:
@@ -167,13 +164,9 @@ class JoinReport:
 def build_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> JoinReport:
     """Match samples by their keys and write the index. It replaces an existing one.
 
-    Keys and locations come from the ``index.sqlite`` of each dataset, or from the tars of a dataset without
-    that file.
-
-    Raises:
-        DatasetError: A sample has no partner in a dataset with ``nonmatch: error``.
-        MetadataError: The ``index.sqlite`` of a dataset cannot be used.
-        StorageError: A file cannot be read or written.
+    Keys and locations come from the ``index.sqlite`` of each dataset, or else from its tars. Raises
+    DatasetError if a sample has no partner in a dataset with ``nonmatch: error``, and MetadataError for an
+    index that cannot be used.
     """
     spec = _index_spec(metadataset, members)
     rows = skipped = 0

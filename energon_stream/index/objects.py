@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 class VersionGuard:
     """Checks that all answers about an object have the same version.
 
-    Args:
-        url: Root URL of the objects, for messages.
-        expected: Versions by path, from an earlier listing. They are compared with the first answer; they are
-            not sent, because not every store can check them.
+    ``expected`` has versions of an earlier listing by path. They are compared with the first answer, and not
+    sent, because not every store can check them.
     """
 
     def __init__(self, url: str, expected: Mapping[str, str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Finds the tars of a folder or path, and opens those that were not prepared.
+"""Finds the tars of a folder or path, and opens unprepared ones.
 
 Indices are built at first use and kept on this node.
 """

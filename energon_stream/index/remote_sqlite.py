@@ -32,17 +32,10 @@ _numbers = itertools.count()
 
 
 class RemoteFile:
-    """A file in a store, read in lines that are kept. Several threads of a process may use it.
+    """A file in a store, read in lines that are kept and of one version. Threads of a process may share it.
 
-    Args:
-        store: Store of the file.
-        path: Path in the store. All lines are of one version.
-        line: Bytes of one request; None chooses by the size of the file.
-        first: Bytes of the first request, at the end of the file.
-        keep: Bytes to keep on disk.
-
-    Raises:
-        ObjectNotFoundError: The file does not exist.
+    ``line`` and ``first`` are the bytes of one request, and of the first, at the end of the file. ``keep`` is
+    the number of bytes to keep on disk. Raises ObjectNotFoundError if the file does not exist.
     """
 
     def __init__(

@@ -106,10 +106,7 @@ def temporary_folder(parent: str | os.PathLike[str] | None) -> Iterator[str]:
 
 @contextmanager
 def sqlite_file(store: Store, tmp_path: str | os.PathLike[str] | None = None) -> Iterator[str]:
-    """Yield the local path of a dataset's index.
-
-    A remote index is downloaded for the length of the block, to a new folder in ``tmp_path``, or where the
-    system has such.
+    """Yield the local path of a dataset's index. A remote one is downloaded to ``tmp_path`` for the block.
 
     Raises NotPreparedError if the dataset has no index.
     """

@@ -26,13 +26,9 @@ class FileLayout:
     """Places of the bytes that are read to open a media file: its header, and tables at its end.
 
     It says what to read, and nothing about the content: a wrong one costs further requests alone.
-
-    Attributes:
-        size: Length of the file.
-        ranges: The places.
     """
 
-    size: int
+    size: int  # length of the file
     ranges: tuple[ByteRange, ...]
 
     @classmethod

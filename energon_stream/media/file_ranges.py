@@ -141,12 +141,8 @@ class Allowance:
 def request_ranges(files: Sequence[FileRanges], allowance: Allowance) -> list[list[HeldRange]]:
     """Request ranges of several files: close ones together, those of the first files first.
 
-    Args:
-        files: The files and ranges. Files of one object, such as parts in a tar, share requests.
-        allowance: Bytes that may be requested; ranges beyond are left out.
-
-    Returns:
-        The pieces of each file, which are on their way.
+    Files of one object, such as parts in a tar, share requests. Ranges beyond the allowance are left out.
+    Return the ranges of each file that are on their way.
     """
     wanted = [(number, found) for number, file in enumerate(files) for found in file.ranges if len(found)]
     pieces: list[list[HeldRange]] = [[] for _ in files]

@@ -72,17 +72,18 @@ class _Memory:
         self._bytes -= 0 if gone is None else gone.data_bytes
 
 
-_memory = PerProcess(_Memory, drop_inherited=True)
+in_process = PerProcess(_Memory, drop_inherited=True)
+"""What this process keeps in memory."""
 
 
 def kept_opening(url: str, path: str, start: int) -> Opening | None:
     """Return the opening of the file from byte ``start`` of an object; None if it is not kept."""
     key = _key(url, path, start)
-    found = _memory.get().get(key)
+    found = in_process.get().get(key)
     if found is None and (content := _kept().read(key)) is not None:
         size, etag, pieces = msgpack.unpackb(zlib.decompress(content))
         found = Opening(size, etag, tuple((start, data) for start, data in pieces))
-        _memory.get().put(key, found)
+        in_process.get().put(key, found)
     return found
 
 
@@ -91,7 +92,7 @@ def keep_opening(url: str, path: str, start: int, opening: Opening) -> None:
     if opening.data_bytes > _MAX_OPENING:
         return
     key = _key(url, path, start)
-    _memory.get().put(key, opening)
+    in_process.get().put(key, opening)
     content = zlib.compress(msgpack.packb((opening.size, opening.etag, opening.pieces)), 1)
     with contextlib.suppress(OSError):
         _make_room(os.path.dirname(_kept().path(key)), len(content))
@@ -101,7 +102,7 @@ def keep_opening(url: str, path: str, start: int, opening: Opening) -> None:
 def forget_opening(url: str, path: str, start: int) -> None:
     """Forget the opening of a file that was replaced."""
     key = _key(url, path, start)
-    _memory.get().forget(key)
+    in_process.get().forget(key)
     _kept().remove(key)
 
 

@@ -81,21 +81,13 @@ def table_errors(where: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a dataset. Use :func:`open_tables`.
-
-    Attributes:
-        spec: Location of the dataset.
-        store: Its store.
-        samples: Number of samples of the whole dataset.
-        info: Hash of ``.info.json``.
-        entries: The tables.
-    """
+    """The tables of a dataset. Use :func:`open_tables`."""
 
     spec: StoreSpec
     store: Store
-    samples: int
-    info: int
-    entries: tuple[ListEntry, ...]
+    samples: int  # number of samples of the whole dataset
+    info: int  # hash of ``.info.json``
+    entries: tuple[ListEntry, ...]  # the tables
     _files: dict[str, Any] = field(default_factory=dict, init=False)
 
     @property
@@ -108,12 +100,10 @@ class Tables:
     def groups(
         self, condition: Expression | None, without: str | None, weight: str | None
     ) -> Iterator[tuple[Bits, Float64Array | None]]:
-        """Yield for each group of 2¹⁸ rows which of them pass, packed, and the weights of those.
+        """Yield for each group of 2¹⁸ rows which of them pass the condition, packed, and the weights of
+        those.
 
-        Args:
-            condition: Rows that pass it are selected; None for all.
-            without: Column of truth values; rows that are true are left out.
-            weight: Column of the weights; None for none.
+        Rows that are true in the column ``without`` are left out, too.
 
         Raises:
             ConfigError: A column does not exist, or has a type that does not fit; a weight is NaN or

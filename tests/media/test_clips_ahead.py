@@ -63,10 +63,10 @@ def root(tmp_path_factory):
 @pytest.fixture
 def server(root, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    openings._memory.clear()
+    openings.in_process.clear()
     with S3Server(root) as server:
         yield server
-    openings._memory.clear()
+    openings.in_process.clear()
 
 
 def clip_of(line):

@@ -67,10 +67,10 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def server(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("ENERGON_STREAM_CACHE_DIR", str(tmp_path / "node"))
-    openings._memory.clear()
+    openings.in_process.clear()
     with S3Server(folder.parent.parent) as server:
         yield server
-    openings._memory.clear()
+    openings.in_process.clear()
 
 
 @pytest.fixture
@@ -230,14 +230,14 @@ def test_a_layout_that_does_not_fit_does_no_harm(folder, server, indexed, damage
 
 def test_headers_are_kept_on_the_node(server, store):
     store.get("a.mp4").get_video_clips([(0, 0.1)])
-    openings._memory.clear()  # as in another process
+    openings.in_process.clear()  # as in another process
     gets(server)
     store.get("a.mp4").get_video_clips([(4.2, 6.2)])
     assert len(gets(server)) == 1
     (kept,) = [path for path in (Path(openings.node_directory()) / "v1").rglob("*") if path.is_file()]
     *sound, last = kept.read_bytes()
     kept.write_bytes(bytes([*sound, last ^ 0xFF]))  # damaged, so it does not count
-    openings._memory.clear()
+    openings.in_process.clear()
     store.get("a.mp4").get_video_clips([(4.2, 6.2)])
     assert len(gets(server)) > 1
 

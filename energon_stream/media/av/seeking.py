@@ -49,12 +49,7 @@ class PacketRun(NamedTuple):
 
 
 class Packets:
-    """Compressed packets of one stream of an open container, from any key frame on.
-
-    Args:
-        container: An open container.
-        stream: One of its streams. All others are discarded.
-    """
+    """Compressed packets of one stream of a container, from a key frame on; other streams are discarded."""
 
     def __init__(self, container: Any, stream: Any) -> None:
         self._container = container
@@ -253,12 +248,7 @@ def decoded(stream: Any, packets: Iterator[Any]) -> Iterator[Any]:
 
 
 class MediaStream:
-    """A stream of an open container, of which clips are decoded.
-
-    Args:
-        container: An open container.
-        stream: One of its streams.
-    """
+    """A stream of an open container, of which clips are decoded."""
 
     unit: ClassVar[str]
     """The unit of ranges beside seconds."""
