@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +33,7 @@ def locate(
         path = index.shard_paths[shard]
         named[leaf, number] = StepSample(of.url, of.split, path, place, number)
     found = _keys(data, named) if keys else {}
-    return [
-        tuple(
-            StepSample(**{**asdict(named[ref]), "key": found[ref]}) if ref in found else named[ref]
-            for ref in those
-        )
-        for those in refs
-    ]
+    return [tuple(replace(named[ref], key=found.get(ref)) for ref in those) for those in refs]
 
 
 def _keys(data: RunData, named: Mapping[tuple[int, int], StepSample]) -> dict[Any, str]:

@@ -171,15 +171,10 @@ class TrainingRun:
                         where=leaf.url,
                         hint="use the dataset as it was; only shards behind the existing ones may be new",
                     )
-            starts = [
-                index.shard_starts[: leaf.shards + 1]
-                for leaf, index in zip(described.leaves, indices, strict=True)
-            ]
-            selections = [index.selection for index in indices]
-            starts = [
-                first if chosen is None else chosen.shard_starts(first)
-                for first, chosen in zip(starts, selections, strict=True)
-            ]
+            selections, starts = [index.selection for index in indices], []
+            for leaf, index in zip(described.leaves, indices, strict=True):
+                first, chosen = index.shard_starts[: leaf.shards + 1], index.selection
+                starts.append(first if chosen is None else chosen.shard_starts(first))
             with reading_run(f"{self.url}/{FILE}"):
                 per_batch = described.per_batch or described.batch_size
                 plan = make_plan(described.plan, starts, selections, per_batch)

@@ -47,7 +47,7 @@ def operators(dataset: SavableDataset[Any]) -> Iterator[SavableDataset[Any]]:
 
 
 def is_in_order(dataset: SavableDataset[Any]) -> bool:
-    """Return True if batches have the samples of the plan in its order, except for those that are skipped."""
+    """Return True if batches follow the plan, except for skipped samples."""
     *above, reader = operators(dataset)
     is_plan = isinstance(reader, ReaderDataset) and reader.packing is None
     return is_plan and all(isinstance(each, _IN_ORDER) for each in above)
@@ -78,7 +78,7 @@ def refs_of(key: Any) -> list[tuple[int, int]]:
 
 
 def _sources(key: Any, call: int | None) -> Iterator[tuple[int | None, tuple[int, int]]]:
-    """Yield samples in a key, each with the number of the call that took it; None where it has none."""
+    """Yield samples in a key, each with the number of the call that took it, or None."""
     if not isinstance(key, (tuple, list)):
         return
     if len(key) == 3 and key[0] == "Source":

@@ -75,7 +75,7 @@ class BatchMaker(Wrapper[T_co]):
 class _BatchNode(WrapperNode):
     """State: ``in``, ``n`` (calls), ``end`` (the inner pass is over, ``END`` is still due).
 
-    Between two batches the node holds no samples, so the state has none.
+    Between two batches the node holds no samples.
     """
 
     def __init__(self, dataset: BatchDataset[Any], context: Context, state: State | None) -> None:

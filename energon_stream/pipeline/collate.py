@@ -74,7 +74,7 @@ def concat_pad(batch: Sequence[torch.Tensor]) -> torch.Tensor:
     """Join batched tensors ``(n_i, d1, …)`` to ``(sum n_i, max d1, …)``, padded with zeros at the ends.
 
     Raises:
-        SampleError: The tensors differ in dtype or in their number of dimensions, or have none.
+        SampleError: The tensors are scalars, or differ in dtype or in their number of dimensions.
 
     Example:
         >>> import torch

@@ -243,7 +243,7 @@ class Operator(SavableDataset[T_co]):
             several: Whether the third entry has several keys, and not one.
 
         Raises:
-            StateMismatchError: Some key is of another one, or no key.
+            StateMismatchError: Some key was made by another operator, or is no key.
         """
         for key in keys:
             if not isinstance(key, (list, tuple)) or len(key) < 2 or key[0] != self.kind:
@@ -313,7 +313,7 @@ class MultiInput(Operator[T_co]):
         self.worker_config: WorkerConfig = common_config(self.inputs, worker_config)
 
     def inner_states(self, state: State) -> list[State]:
-        """Return the states of the inner nodes; None for those that have not begun."""
+        """Return the states of the inner nodes; None for a node that has not begun."""
         return list(state[INNER_STATE])
 
     def with_inner_states(self, state: State, inner: Sequence[State]) -> State:

@@ -46,6 +46,10 @@ By Megatron-Energon's conventions they end it as the cause of a ``FatalSampleErr
 """
 
 
+def _field(sample: Any, name: str) -> Any:
+    return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
+
+
 def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
     """Log the error with the sample's key and sources; the sample is skipped.
 
@@ -55,7 +59,7 @@ def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
         >>> from energon_stream import log_exception
         >>> log_exception(ValueError("no caption"), {"__key__": "a.tar/7"})
     """
-    key = getattr(sample, "__key__", None) or (sample.get("__key__") if isinstance(sample, dict) else None)
+    key = _field(sample, "__key__")
     _log.warning("skipping sample %s (%s): %s: %s", key, sources, type(error).__name__, error, exc_info=error)
 
 
@@ -126,10 +130,6 @@ class FailureGuard:
             self.in_a_row = 0
         return result
 
-    def succeeded(self) -> None:
-        """Count a sample that did not fail."""
-        self.in_a_row = 0
-
     def failed(self, error: Exception, sample: Any) -> None:
         """Handle an error; returns if the sample is to be skipped.
 
@@ -149,9 +149,7 @@ class FailureGuard:
         tolerable = isinstance(error, (SampleError, StorageError) if self._handler else SampleError)
         if isinstance(error, EnergonStreamError) and not tolerable:
             raise error
-        sources = getattr(sample, "__sources__", None)
-        if sources is None and isinstance(sample, dict):
-            sources = sample.get("__sources__")
+        sources = _field(sample, "__sources__")
         (self._handler or log_exception)(error, sample, sources)
         self.in_a_row += 1
         if self._tolerance and self.in_a_row >= self._tolerance:

@@ -74,7 +74,7 @@ class PassThrough(Wrapper[T_co]):
 class FilterDataset(PassThrough[T_co]):
     """Drops the elements for which a function returns False.
 
-    Lengths are those before filtering.
+    The length does not take the filter into account.
 
     Args:
         dataset: The inner dataset.

@@ -156,7 +156,7 @@ class BlendDataset(MultiInput[T_co]):
             )
 
     def choose(self, draw: float, ended: set[int]) -> int:
-        """Return the number of the dataset for a draw in ``[0, 1)``, among those that have not ended."""
+        """Return the number of the dataset for a draw in ``[0, 1)``, leaving out datasets that have ended."""
         alive = [(number, weight) for number, weight in enumerate(self.weights) if number not in ended]
         left = draw * sum(weight for _, weight in alive)
         for number, weight in alive:

@@ -141,7 +141,7 @@ class PackMaker(Wrapper[T_co]):
         return encoded
 
     def as_pack(self, encoded: list[Any], items: Sequence[Item]) -> list[Any]:
-        """Return what the final packer is called with, given encoded elements and those that they were."""
+        """Return the argument of the final packer: encoded elements, whose items are given, too."""
         return encoded
 
     def pack_again(self, key: RestoreKey, context: Context) -> list[Any]:
@@ -256,7 +256,7 @@ class PackingDataset(PackMaker[T_co]):
             number. None takes ``failure_tolerance``.
         final_packer_failure_tolerance: The same for ``final_packer``.
         sample_encoder_failure_tolerance: The same for ``sample_encoder``.
-        failure_tolerance: The tolerance of each function that has none of its own.
+        failure_tolerance: Default of the three tolerances.
         worker_config: Must agree with the inner dataset's, if given.
 
     Example:

@@ -114,8 +114,7 @@ class _ReaderNode:
             except Exception as error:
                 self._guard.failed(error, self._dataset.describe(raw))
                 continue
-            if self._guard.in_a_row:
-                self._guard.succeeded()
+            self._guard.in_a_row = 0
             return item
 
     def state(self) -> State:

@@ -30,10 +30,6 @@ _Chunk: TypeAlias = "tuple[Schedule, Cursor, int]"
 """Some references of one schedule: the schedule, where they begin, and how many they are."""
 
 
-def _take(chunks: list[_Chunk]) -> Refs:
-    return Refs.concatenate([schedule.take(cursor, size)[0] for schedule, cursor, size in chunks])
-
-
 def _total(lengths: Iterable[int | None]) -> int | None:
     """Add up lengths; None if one of them never ends."""
     total = 0
@@ -44,8 +40,27 @@ def _total(lengths: Iterable[int | None]) -> int | None:
     return total
 
 
+class _InChunks:
+    """Base of schedules whose references are chunks of others, one after the other."""
+
+    __slots__ = ()
+
+    def _chunks(self, cursor: Cursor, count: int) -> tuple[list[_Chunk], Cursor]:
+        """Split the next references by schedule; return the cursor after them, too."""
+        raise NotImplementedError
+
+    def take(self, cursor: Cursor, count: int) -> tuple[Refs, Cursor]:
+        """Return the next references and the cursor after them."""
+        chunks, after = self._chunks(cursor, count)
+        return Refs.concatenate([schedule.take(begin, size)[0] for schedule, begin, size in chunks]), after
+
+    def advance(self, cursor: Cursor, count: int) -> Cursor:
+        """Return the cursor after some more references."""
+        return self._chunks(cursor, count)[1]
+
+
 @dataclass(frozen=True, slots=True)
-class RepeatSchedule:
+class RepeatSchedule(_InChunks):
     """Passes over one schedule, one after the other."""
 
     inner: Schedule
@@ -123,18 +138,9 @@ class RepeatSchedule:
             inner = self.inner.begin(current)
         return chunks, RepeatCursor(first, current, inner)
 
-    def take(self, cursor: RepeatCursor, count: int) -> tuple[Refs, RepeatCursor]:
-        """Return the next references and the cursor after them."""
-        chunks, after = self._chunks(cursor, count)
-        return _take(chunks), after
-
-    def advance(self, cursor: RepeatCursor, count: int) -> RepeatCursor:
-        """Return the cursor after some more references."""
-        return self._chunks(cursor, count)[1]
-
 
 @dataclass(frozen=True, slots=True)
-class ConcatSchedule:
+class ConcatSchedule(_InChunks):
     """Several schedules, one after the other."""
 
     children: tuple[Schedule, ...]
@@ -164,15 +170,6 @@ class ConcatSchedule:
                 return chunks, ConcatCursor(number, inner, epoch)
             number += 1
             inner = self.children[number].begin(epoch)
-
-    def take(self, cursor: ConcatCursor, count: int) -> tuple[Refs, ConcatCursor]:
-        """Return the next references and the cursor after them."""
-        chunks, after = self._chunks(cursor, count)
-        return _take(chunks), after
-
-    def advance(self, cursor: ConcatCursor, count: int) -> ConcatCursor:
-        """Return the cursor after some more references."""
-        return self._chunks(cursor, count)[1]
 
     def remaining(self, cursor: ConcatCursor) -> int | None:
         """Count the references left in the current and all later ones."""
@@ -273,7 +270,7 @@ class BlendSchedule:
         return _total(child.remaining(at) for child, at in zip(self.children, cursor.children, strict=True))
 
     def length_at(self, cursor: BlendCursor) -> int | None:
-        """Count the references that were consumed in this pass, and those that are left in it."""
+        """Count the references of this pass, consumed or left."""
         left = self.remaining(cursor)
         return None if left is None else cursor.step + left
 

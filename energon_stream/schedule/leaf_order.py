@@ -140,10 +140,9 @@ class LeafSchedule:
         return before, size
 
     def find(self, epoch: int, group: int, samples: int) -> tuple[int, int]:
-        """Find the sample that comes so many samples after the first one of a group.
+        """Return group and offset of the sample that is ``samples`` behind the first of a group.
 
-        Returns:
-            Its group, and its place there; at the end of the pass, the group after the last one.
+        At the end of the pass, this is the start of the group after the last one.
         """
         per_group, repeats = self.slots_per_group, self.order.shuffle_over_epochs == -1
         shortest, longest = self.table.slice_lengths

@@ -39,7 +39,7 @@ def pack_lengths(lengths: Int64Array, capacity: int, packs: int | None = None) -
         packs: Number of packs at most; None for as many as it takes.
 
     Returns:
-        ``int64``, the pack of each piece; None if so many packs do not suffice.
+        ``int64``, the pack of each piece; None if ``packs`` do not suffice.
 
     Example:
         >>> pack_lengths(np.array([2, 3, 4, 7]), capacity=9).tolist()
@@ -137,10 +137,10 @@ def balance(loads: Float64Array, sizes: Sequence[int]) -> Int64Array:
 
 
 def deal_to_streams(loads: Float64Array, streams: int, ranks: int) -> tuple[list[list[int]], float]:
-    """Deal the packs of one global step to streams, so that the loads of so many ranks are even.
+    """Deal the packs of one global step to streams, so that the loads of the ranks are even.
 
     Rank ``r`` of R ranks has the streams ``s`` with ``s % R == r``. Where the loads of R ranks are even, so
-    are those of any number of ranks that divides R.
+    are the loads of any number of ranks that divides R.
 
     Args:
         loads: ``float64``, load of each pack. Their number is a multiple of the streams, except in the last
@@ -173,9 +173,9 @@ def deal_to_streams(loads: Float64Array, streams: int, ranks: int) -> tuple[list
 def deal_to_steps(loads: Float64Array, levels: Sequence[int], key: int) -> Int64Array:
     """Deal packs to global steps of equal size.
 
-    Packs are sorted by load and cut into levels. Within a level, of as many neighbours as it has steps, each
-    step gets one, by chance. With one level, every step has packs of all loads; with more, steps have packs
-    of fewer loads.
+    Packs are sorted by load and cut into levels. Neighbours in a level, as many as it has steps, are dealt to
+    these steps at random. With one level, every step has packs of all loads; with more, steps have packs of
+    fewer loads.
 
     Args:
         loads: ``float64``, load of each pack; their number is a multiple of the steps.
@@ -219,7 +219,7 @@ def deal_packs(loads: Float64Array, step: int, streams: int, key: int) -> list[l
 
     Args:
         loads: ``float64``, load of each pack.
-        step: Packs of a global step, a multiple of the streams. Those that make no whole step come last.
+        step: Packs of a global step, a multiple of the streams. The rest of the division comes last.
         streams: Number of streams.
         key: For the draws.
 

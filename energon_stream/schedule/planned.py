@@ -192,7 +192,7 @@ class JobPacks:
             number, at = number + 1, window.after
 
     def lengths(self, refs: Refs) -> Int64Array:
-        """Look up the lengths of some references; 0 for those that are left out."""
+        """Look up the lengths of some references; 0 where a sample is left out."""
         lengths = np.zeros(len(refs), dtype=np.int64)
         for leaf in range(len(self._costs)):
             mine = refs.leaf == leaf

@@ -68,9 +68,9 @@ class EvenDraws:
     """Draws that follow weights: after n draws, a source of share w has ``floor(n w)`` or ``ceil(n w)``.
 
     The m-th draw of a source may come once the source's share has begun its m-th sample, and must come before
-    its share ends it. Each draw takes the source whose draw must come first, of those that may come. Such a
-    draw is always there, and none comes late (R. Tijdeman: "The chairman assignment problem", 1980). The
-    numbers are integers, so no draw depends on rounding.
+    its share ends it. Each draw takes, of all sources that may come, the source that must come first. There
+    always is one, and no draw comes late (R. Tijdeman: "The chairman assignment problem", 1980). The numbers
+    are integers, so no draw depends on rounding.
 
     Whether a source has the larger of its two numbers is one bit: that is all the state beside n.
 
@@ -89,7 +89,7 @@ class EvenDraws:
         self._rank = np.argsort(hash_uint64(key, np.arange(len(parts), dtype=np.int64))).argsort().tolist()
 
     def counts(self, draws: int, ahead: int) -> list[int]:
-        """Return the number of draws of each source, after so many in all.
+        """Return the number of draws of each source.
 
         Args:
             draws: Draws of all sources.

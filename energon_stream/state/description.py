@@ -5,7 +5,7 @@ Four hashes tell one dataset from another, and say which part differs::
     "fingerprint": {"data": shards and their counts, "order": shuffling, slices, blending without weights,
                     "weights": of all blends, "pipeline": operators without weights}
 
-The numbers of shards tell a dataset that grew from another one. Each reader dataset has an entry::
+Whether a dataset grew is told by the numbers of its shards. Each reader dataset has an entry::
 
     "leaves": [[number of leaves, number of shards of each, marks], ...]
 

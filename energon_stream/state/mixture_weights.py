@@ -48,7 +48,7 @@ def _read_change(saved: Any) -> WeightChange:
 
 
 def read_steps(state: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the step at which a state was saved, and the batches of the job by then; (0, 0) if it has none.
+    """Return the step at which a state was saved, and the batches of the job by then; (0, 0) without them.
 
     Raises StateError if they are damaged.
     """

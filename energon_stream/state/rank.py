@@ -159,7 +159,7 @@ def _batches(saved: Any, stream: str) -> int | None:
 
 
 def world_sizes(num_streams: int) -> list[int]:
-    """Return the numbers of ranks to which so many streams can be dealt."""
+    """Return the numbers of ranks that divide the streams."""
     return [size for size in range(1, num_streams + 1) if num_streams % size == 0]
 
 

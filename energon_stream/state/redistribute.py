@@ -30,8 +30,8 @@ def deal_state(states: Sequence[Any], rank: int, world_size: int) -> Any:
 
     Raises:
         StateError: One is not a state.
-        StateMismatchError: The states do not belong together, are not complete, or cannot be dealt to so many
-            ranks.
+        StateMismatchError: The states do not belong together, are not complete, or ``world_size`` does not
+            divide the streams.
     """
     if not isinstance(states, (list, tuple)):
         raise StateError(
@@ -59,8 +59,8 @@ def redistribute(
 
     Raises:
         StateError: One is not a state.
-        StateMismatchError: The states do not belong together, are not complete, or cannot be dealt to so many
-            ranks.
+        StateMismatchError: The states do not belong together, are not complete, or ``world_size`` does not
+            divide the streams.
 
     Example:
         >>> from energon_stream import WorkerConfig, get_savable_loader
