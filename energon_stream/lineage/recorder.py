@@ -95,15 +95,10 @@ def _view_keys(view: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RunRecorder:
-    """Writes what a rank does. The training never fails because a log cannot be written: a warning says so.
+    """Writes to the folder ``run`` what a rank does.
 
-    Args:
-        dataset: The pipeline.
-        run: Folder or URL of the run.
-        storage_options: Options of its file system.
-
-    Raises:
-        ConfigError: The pipeline cannot be described.
+    The training never fails because a log cannot be written: a warning says so. Raises ConfigError if the
+    pipeline cannot be described.
     """
 
     def __init__(

@@ -194,11 +194,8 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a description; the inverse of ``describe_plan``.
 
-    Args:
-        described: What ``describe_plan`` returned.
-        starts: ``int64``, first sample of each shard and the total, for each leaf.
-        selections: Samples of the view of each leaf; None for all.
-        per_batch: References of a batch.
+    For each leaf, ``starts`` has the first sample of each shard and the total, ``selections`` the samples of
+    its view.
     """
     rest = starts, selections, per_batch
     if "leaf" in described:

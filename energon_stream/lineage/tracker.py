@@ -92,12 +92,8 @@ def _sources(key: Any, call: int | None) -> Iterator[tuple[int | None, tuple[int
 class Tracker:
     """Follows the plan beside the streams of a process.
 
-    Args:
-        dataset: The pipeline, with one reader.
-        path: Place of the reader in the pipeline.
-        batch_size: Samples of a batch that needs no note.
-        states: States of the streams, as a StreamRunner takes them.
-        changes: Weights that the program set for the mixture.
+    ``path`` is the place of the pipeline's one reader. A batch of ``batch_size`` samples needs no note.
+    ``states`` and ``changes`` are the StreamRunner's.
     """
 
     def __init__(
@@ -117,10 +113,7 @@ class Tracker:
     def note(self, stream: int, key: RestoreKey | None, state: State) -> Note | None:
         """Return a note on an element of a stream; None if it follows the plan.
 
-        Args:
-            stream: The stream.
-            key: Key of the element; None at the end of a pass.
-            state: State of the stream's node after it.
+        The key is None at the end of a pass. The state is that of the stream's node after the element.
         """
         if self._reader is None:
             return None if key is None else (EntryKind.REFS, pack_refs(refs_of(key)))

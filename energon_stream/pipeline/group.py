@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.batching import BatchMaker
@@ -12,7 +12,6 @@ from energon_stream.pipeline.dataset import (
     SavableDataset,
     T,
     T_co,
-    function_label,
     function_name,
 )
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
@@ -130,6 +129,7 @@ class GroupBatchDataset(BatchMaker[T_co]):
 
     kind = "Group"
     node_type = _GroupNode
+    option_names: ClassVar[tuple[str, ...]] = ("criterion", "batch_size", "drop_last")
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class GroupBatchDataset(BatchMaker[T_co]):
         if fixed_batch_size is not None and fixed_batch_size < 1:
             raise ConfigError(f"batch_size is {fixed_batch_size}", hint="use 1 or more")
         self.criterion: Callable[[Any], tuple[Hashable, int | None]] = sample_group_key
-        self.fixed_batch_size = fixed_batch_size
+        self.batch_size = fixed_batch_size
 
     def group_of(self, value: Any) -> tuple[Hashable, int]:
         """Return the key and the batch size of an element's group.
@@ -159,28 +159,20 @@ class GroupBatchDataset(BatchMaker[T_co]):
             ConfigError: The batch size is given twice or not at all.
         """
         key, size = self.criterion(value)
-        if (size is None) == (self.fixed_batch_size is None):
+        if (size is None) == (self.batch_size is None):
             raise ConfigError(
                 "the batch size of a group is given twice" if size else "a group has no batch size",
                 hint="give batch_size, or return it from the group criterion, but not both",
             )
-        return key, size or self.fixed_batch_size or 0
+        return key, size or self.batch_size or 0
 
     def len_stream(self, stream: int) -> int | None:
         """Estimate the batches of one pass, as if all elements were of one group."""
         samples = self.dataset.len_stream(stream)
-        if samples is None or self.fixed_batch_size is None:
+        if samples is None or self.batch_size is None:
             return samples
-        return -(-samples // self.fixed_batch_size)
+        return -(-samples // self.batch_size)
 
     def nominal_length(self) -> int:
         """Estimate the batches of one pass over the repeated data."""
-        return max(1, self.dataset.nominal_length() // (self.fixed_batch_size or 1))
-
-    def options(self) -> dict[str, Any]:
-        """Return the options that decide the batches."""
-        return {
-            "criterion": function_label(self.criterion),
-            "batch_size": self.fixed_batch_size,
-            "drop_last": self.drop_last,
-        }
+        return max(1, self.dataset.nominal_length() // (self.batch_size or 1))

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 _MOST_SLOTS = 1 << 19
 """Slices that one check may look up, in about 0.05 s."""
 _LEAST_SLOTS = 1 << 12
-"""Slices that take as long as the look-up of none."""
+"""Slices whose look-up takes about as long as an empty one."""
 
 
-def check_cursor(schedule: Schedule, cursor: Cursor, epoch: int) -> None:
+def check_cursor(schedule: Schedule, cursor: Cursor, epoch: int, most_slots: int = _MOST_SLOTS) -> None:
     """Check that a cursor is a place in pass number ``epoch`` of its schedule.
 
-    The group and the offset of each leaf must be those of its position. For as many leaves as ``_MOST_SLOTS``
-    allows, the slices tell; for the others, it must be possible with the lengths that their slices have.
+    The group and the offset of each leaf must fit its position. The slices tell, for as many leaves as
+    ``most_slots`` allows; for the others, it must be possible with the lengths that their slices have.
 
     Raises StateError if it is not.
     """
-    _Check(_MOST_SLOTS).consumed(schedule, cursor, epoch)
+    _Check(most_slots).consumed(schedule, cursor, epoch)
 
 
 class _Check:

@@ -15,14 +15,9 @@ if TYPE_CHECKING:
 
 
 def samples_by_leaf(schedule: Schedule, cursor: Cursor, epochs: int = 0) -> Counter[int]:
-    """Count the references that were consumed of each leaf.
+    """Count the references that were consumed of each leaf, in ``epochs`` passes and up to a cursor.
 
     Passes that are over count as long as they would be now.
-
-    Args:
-        schedule: The schedule.
-        cursor: The place in it.
-        epochs: Number of passes over the whole schedule that are over.
     """
     return _times(_whole(schedule), epochs) + _consumed(schedule, cursor)
 

@@ -31,16 +31,10 @@ class PassUnderWay:
 
 
 def earlier_plan(plan: Plan, shards: Sequence[int]) -> Plan:
-    """Return the plan of the dataset when it had fewer leaves or shards.
+    """Return the plan of the dataset when its first leaves had ``shards``, and there were no others.
 
-    A subset that ends where the dataset ends is assumed to have done so before.
-
-    Args:
-        plan: The present plan.
-        shards: Number of shards that each of the first leaves had; at most the present number.
-
-    Raises:
-        TypeError: The plan has a concatenation.
+    A subset that ends where the dataset ends is assumed to have done so before. Raises TypeError if the plan
+    has a concatenation.
     """
     if isinstance(plan, LeafPlan):
         starts = plan.shard_starts[: shards[plan.leaf] + 1]

@@ -117,13 +117,7 @@ def stream_bounds(num_samples: int, num_streams: int, rotation: int = 0) -> tupl
     num_streams`` streams after ``rotation`` get one sample more. :func:`bit_reversal` then spreads the
     counts, so that streams with one more lie far apart.
 
-    Args:
-        num_samples: Samples to split, after whole-shard excludes and subsets.
-        num_streams: Number of streams of the job.
-        rotation: Number of the stream that gets the first of the remainders.
-
-    Returns:
-        ``num_streams + 1`` ascending bounds; stream ``s`` owns ``[bounds[s], bounds[s + 1])``.
+    Stream ``s`` owns ``[bounds[s], bounds[s + 1])``.
     """
     base, remainder = divmod(num_samples, num_streams)
     counts = np.zeros(num_streams, dtype=np.int64)

@@ -148,12 +148,7 @@ def _spread(
 class JobPacks:
     """Plans the windows of a whole job, and keeps the last ones.
 
-    Args:
-        job: One schedule of all samples of the job.
-        spec: The options.
-        costs: Length of each sample, for each leaf.
-        streams: Number of streams.
-        key: For the draws.
+    ``job`` is one schedule of all samples, and ``costs`` has the length of each sample of each leaf.
     """
 
     def __init__(

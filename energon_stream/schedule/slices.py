@@ -32,14 +32,7 @@ class SliceTable:
 
     @classmethod
     def build(cls, shard_starts: Int64Array, start: int, stop: int, max_length: int | None) -> SliceTable:
-        """Cut the samples ``[start, stop)``.
-
-        Args:
-            shard_starts: ``int64``, first sample of each shard, and the total at the end.
-            start: First sample.
-            stop: One past the last sample.
-            max_length: Wanted length of a slice (``max_samples_per_sequence``); None keeps pieces whole.
-        """
+        """Cut the samples ``[start, stop)``; ``max_length`` None keeps pieces whole."""
         if stop <= start:
             empty = np.zeros(0, dtype=np.int64)
             return cls(

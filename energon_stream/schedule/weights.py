@@ -89,11 +89,9 @@ class EvenDraws:
         self._rank = np.argsort(hash_uint64(key, np.arange(len(parts), dtype=np.int64))).argsort().tolist()
 
     def counts(self, draws: int, ahead: int) -> list[int]:
-        """Return the number of draws of each source.
+        """Return how many of ``draws`` each source has.
 
-        Args:
-            draws: Draws of all sources.
-            ahead: Bit i is set if source i has one draw more than the whole part of its share.
+        Bit i of ``ahead`` is set if source i has one draw more than the whole part of its share.
         """
         total = self._total
         return [part * draws // total + (ahead >> number & 1) for number, part in enumerate(self._parts)]

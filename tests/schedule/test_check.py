@@ -17,15 +17,11 @@ from energon_stream.schedule import (
     OrderSpec,
     RepeatPlan,
     build_schedule,
-    check,
     check_cursor,
 )
 
-
-@pytest.fixture(params=[1 << 19, 0], ids=["looked up", "by length"], autouse=True)
-def _slots(request, monkeypatch):
-    """Also where there are more leaves than the check looks up."""
-    monkeypatch.setattr(check, "_MOST_SLOTS", request.param)
+looked_up_or_by_length = pytest.mark.parametrize("most", [1 << 19, 0], ids=["looked up", "by length"])
+"""Also where there are more leaves than the check looks up."""
 
 
 @st.composite
@@ -50,21 +46,23 @@ def small(draw):
     return build_schedule(outer, num_streams=draw(st.integers(1, 3)), stream=0, key=draw(st.integers(0, 9)))
 
 
+@looked_up_or_by_length
 @examples(60)
 @given(st.one_of(blends(), small()), st.integers(0, 2), st.lists(st.integers(0, 60), min_size=1, max_size=6))
-def test_every_place_passes(schedule, epoch, steps):
+def test_every_place_passes(most, schedule, epoch, steps):
     cursor = schedule.begin(epoch)
     for step in [0, *steps, 400]:
         cursor = schedule.advance(cursor, step)
-        check_cursor(schedule, cursor, epoch)
-        check_cursor(schedule, CursorCodec(schedule).unpack(CursorCodec(schedule).pack(cursor)), epoch)
+        check_cursor(schedule, cursor, epoch, most)
+        check_cursor(schedule, CursorCodec(schedule).unpack(CursorCodec(schedule).pack(cursor)), epoch, most)
         with pytest.raises(StateError):
-            check_cursor(schedule, cursor, epoch + 1)
+            check_cursor(schedule, cursor, epoch + 1, most)
 
 
+@looked_up_or_by_length
 @examples(60)
 @given(orders, st.lists(st.integers(0, 25), min_size=1, max_size=4), st.integers(0, 80), st.data())
-def test_other_places_are_refused_or_bounded(order, counts, steps, data):
+def test_other_places_are_refused_or_bounded(most, order, counts, steps, data):
     schedule = build_schedule(LeafPlan(0, np.cumsum([0, *counts]), order), num_streams=1, stream=0, key=1)
     place = schedule.advance(schedule.begin(), steps)
     field, by = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([-9, -1, 1, 2, 9, 10**6, 2**40]))
@@ -74,19 +72,20 @@ def test_other_places_are_refused_or_bounded(order, counts, steps, data):
     if cursor == place:
         return
     try:
-        check_cursor(schedule, cursor, 0)
+        check_cursor(schedule, cursor, 0, most)
         refs, _ = schedule.take(cursor, 200)
     except StateError:
         return
-    assert not check._MOST_SLOTS, f"{cursor} was taken for {place}"
+    assert not most, f"{cursor} was taken for {place}"
     assert len(refs) <= schedule.length
     assert set(refs.index.tolist()) <= set(range(sum(counts)))
 
 
-def test_shares_that_a_leaf_does_not_have_are_refused():
+@looked_up_or_by_length
+def test_shares_that_a_leaf_does_not_have_are_refused(most):
     plan = LeafPlan(0, np.array([0, 40, 90]), OrderSpec(5, 10, 2, 1))
     schedule = build_schedule(plan, num_streams=2, stream=0, key=1)
-    check_cursor(schedule, LeafCursor(3, 0, 0, 0, (0, 30)), 3)
+    check_cursor(schedule, LeafCursor(3, 0, 0, 0, (0, 30)), 3, most)
     for share in [(0, 91), (30, 20), (10**12, 10**13)]:
         with pytest.raises(StateError, match="of dataset 0"):
-            check_cursor(schedule, LeafCursor(3, 0, 0, 0, share), 3)
+            check_cursor(schedule, LeafCursor(3, 0, 0, 0, share), 3, most)
