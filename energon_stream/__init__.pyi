@@ -110,7 +110,7 @@ from .config import (
     prepare_metadataset as prepare_metadataset,
     traverse_metadataset as traverse_metadataset,
 )
-from .config.packing_options import PlannedPacking as PlannedPacking
+from .config.planned_packs import PlannedPacking as PlannedPacking
 from .samples import (
     Batch as Batch,
     CrudeSample as CrudeSample,

@@ -16,7 +16,7 @@ from energon_stream.cli.options import (
     storage_option,
     training_options,
 )
-from energon_stream.config.packing_options import PlannedPacking
+from energon_stream.config.planned_packs import PlannedPacking
 from energon_stream.errors import ConfigError
 from energon_stream.schedule.planned import Overlong
 

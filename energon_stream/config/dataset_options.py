@@ -105,7 +105,8 @@ class SharedOptions(OpeningOptions, total=False):
         field_map: Part for each field, as in ``dataset.yaml``: ``{"image": "jpg"}``.
         split_config: File in ``.nv-meta`` that defines the split parts. Default ``split.yaml``.
         dataset_config: File in ``.nv-meta`` that describes the samples. Default ``dataset.yaml``.
-        storage_options: Credentials, endpoint and the like, in fsspec's names. Default: from the environment.
+        storage_options: Credentials, endpoint and other options of the store, in fsspec's names. Default:
+            from the environment.
         transport: Client for remote data: ``"obstore"``, ``"fsspec"``, or ``"auto"`` (default) for the faster
             of the two that can read the URL.
         read_options: Limits of the look-ahead. Default ``ReadOptions()``.
@@ -124,7 +125,7 @@ class SharedOptions(OpeningOptions, total=False):
 
 
 class DatasetOptions(SharedOptions, total=False):
-    """The shared options, and those that every signature lists.
+    """The shared options, and the two that every signature lists.
 
     Attributes:
         worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
@@ -228,7 +229,7 @@ _NOT_DECODING = {"handler", *DatasetOptions.__optional_keys__ - DecodingOptions.
 
 
 def limited(decoder: FileStoreDecoder | None, limits: Limits) -> FileStoreDecoder | None:
-    """Return a decoder with the limits of a dataset; decoders of users have none to set."""
+    """Return a decoder with the limits of a dataset; a user's own class of decoder takes no limits."""
     return decoder.within(limits) if isinstance(decoder, SampleDecoder) else decoder
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Required, Unpack, overload
 
 from energon_stream.config.dataset_options import DatasetRequest, OpeningOptions, SharedOptions, Shuffling
 from energon_stream.config.mixture import open_mixture
-from energon_stream.config.packing_options import PlannedPacking, pack_mixture
+from energon_stream.config.planned_packs import PlannedPacking, pack_mixture
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import Ends, SavableDataset, with_ends
 from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
@@ -125,8 +125,7 @@ def get_train_dataset(
             ``"even"``: in each stream, the samples of each dataset are within one of its share of all, at
             every point since the weights changed last. None: as ``draws:`` of the metadataset says, or
             ``"random"``.
-        **options: Those that all functions share which open datasets, such as ``cache``; see
-            ``SharedOptions``.
+        **options: The options of all functions that open datasets, such as ``cache``; see ``SharedOptions``.
 
     Returns:
         A dataset of batches, for :func:`get_savable_loader`. Type checkers know its elements by the batch
@@ -220,7 +219,7 @@ def get_val_dataset(  # noqa: D417 # get_train_dataset describes the other argum
 ) -> SavableDataset[Any]:
     """Open a dataset for validation: one pass in order; the datasets of a metadataset follow each other.
 
-    The arguments and errors are those of :func:`get_train_dataset`, except for these.
+    :func:`get_train_dataset` describes the errors, and the arguments except for these.
 
     Args:
         split_part: See ``SharedOptions``; ``"val"`` if left out.
@@ -260,11 +259,11 @@ def get_val_datasets(
 ) -> list[tuple[SavableDataset[T], AnyLeafRef]]:
     """Open each dataset of a validation split on its own.
 
-    The arguments and errors are those of :func:`get_val_dataset`; ``limit`` applies to each dataset.
+    Arguments and errors as for :func:`get_val_dataset`; ``limit`` applies to each dataset.
 
     Returns:
         Pairs of an opened dataset and its reference, which has ``path``, ``split_part`` and ``subflavors``.
-        The path and split part of a join are those of its first dataset; ``members`` has all.
+        A join has the path and split part of its first dataset; ``members`` has all.
 
     Example:
         >>> from energon_stream import WorkerConfig, get_val_datasets

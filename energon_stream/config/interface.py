@@ -69,7 +69,7 @@ class DatasetLoaderInterface:
     ) -> LoadedDatasetList:
         """Open each dataset as a dataset of single samples.
 
-        The arguments are those of :func:`get_train_dataset`, except for these.
+        :func:`get_train_dataset` describes the arguments, except for these.
 
         Args:
             training: Whether samples are shuffled and repeated.
@@ -98,7 +98,7 @@ class DatasetLoaderInterface:
         """Do nothing. Programs for Megatron-Energon call it; here an object is whole when it is made."""
 
     def prepare(self, split_part: str | None = None) -> list[str]:
-        """Build the join indices of a metadataset, and return the places of those that are new.
+        """Build the join indices of a metadataset, and return the URLs of the new ones.
 
         Args:
             split_part: Any value; the joins of all splits are prepared.
@@ -129,7 +129,7 @@ class DatasetLoader(DatasetLoaderInterface, Generic[T_sample]):
     :class:`~energon_stream.config.dataset_options.DatasetOptions` describes the other attributes.
 
     Attributes:
-        split_part: Split part that :meth:`get_datasets` opens unless it is told another one.
+        split_part: Split part that :meth:`get_datasets` opens unless it gets a ``split_part``.
         shuffle_over_epochs_multiplier: Multiplies that of :meth:`get_datasets`.
 
     Example:
@@ -149,7 +149,7 @@ class DatasetLoader(DatasetLoaderInterface, Generic[T_sample]):
     def get_dataset(
         self, *, training: bool, split_part: str | None = None, **options: Any
     ) -> SavableDataset[T_sample]:
-        """Open the dataset; the arguments are those of :meth:`get_datasets`."""
+        """Open the dataset; the arguments are as for :meth:`get_datasets`."""
         return self.get_datasets(training=training, split_part=split_part, **options).datasets[0].dataset
 
 
@@ -187,7 +187,7 @@ def load_dataset(
 
     Args:
         path: Dataset or metadataset; see :class:`~energon_stream.config.dataset_options.DatasetOptions`.
-        storage_options: Credentials and the like.
+        storage_options: Credentials and other options of the store.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
         limits: Bounds on what the dataset may cost; None for those of the environment.
         allow_urls: Prefixes of URLs that a metadataset in a store may name beside its own store; None for
@@ -231,7 +231,7 @@ def traverse_metadataset(
     Args:
         path: The metadataset file, or its parsed content.
         split_part: The split.
-        storage_options: Credentials and the like.
+        storage_options: Credentials and other options of the store.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
         limits: See :func:`load_dataset`.
         allow_urls: See :func:`load_dataset`.

@@ -31,7 +31,7 @@ def prepare_metadataset(
 
     Args:
         path: The metadataset file; a local path or any fsspec URL.
-        storage_options: Credentials and the like for remote data.
+        storage_options: Credentials and other options of remote stores.
         transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
         limits: Bounds on what the datasets may cost; None for those of the environment.
         allow_urls: Prefixes of URLs that a metadataset in a store may name beside its own store; None for

@@ -99,11 +99,7 @@ def parse_metadataset(
     """Parse a metadataset of version 1 or 2.
 
     ``spec_of`` returns the location of a path in the document. ``file`` is the location of the document; None
-    if it was given as a dict.
-
-    Raises:
-        MetadataError: A key, type or value is wrong; the message names the place in the file.
-        ConfigError: A subset is wrong.
+    if it was given as a dict. Raises MetadataError or ConfigError, which name the place in the file.
     """
     check_keys(document, ("__module__", "__class__", "splits"), where)
     name = document.get("__class__", "Metadataset")

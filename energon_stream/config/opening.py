@@ -97,10 +97,9 @@ class DatasetLocation:
             return run_forkable(function) if forks and not local else function()
 
     def items(self) -> list[MixtureItem]:
-        """Read the metadataset files, and return the datasets that they name. The datasets are not touched.
+        """Read the metadataset files, and return the datasets that they name, without touching these.
 
-        Raises ConfigError if an option is only for single datasets, and what :meth:`MetadatasetFiles.items`
-        raises.
+        Raises ConfigError if an option is only for single datasets, and the errors of the files.
         """
         return self.files.items(self._reference())
 
@@ -130,10 +129,7 @@ class DatasetLocation:
 
 
 def open_location(location: DatasetLocation, num_workers: int) -> list[tuple[MixtureItem, DatasetIndex]]:
-    """Open all datasets of a location, concurrently.
-
-    Raises what :meth:`DatasetLocation.items` and :func:`open_webdataset` raise.
-    """
+    """Open all datasets of a location, concurrently."""
 
     def read() -> list[tuple[MixtureItem, DatasetIndex]]:
         items = location.items()
@@ -143,7 +139,7 @@ def open_location(location: DatasetLocation, num_workers: int) -> list[tuple[Mix
 
 
 def open_all(refs: Sequence[AnyLeafRef], limits: Limits | None = None) -> list[DatasetIndex]:
-    """Open datasets and joins, all at the same time; raises what :func:`open_location` does."""
+    """Open datasets and joins, all at the same time."""
     limits = limits or Limits.from_environment()
     metadata: dict[_MetadataKey, Future[DatasetMetadata]] = {}
     pool = ThreadPoolExecutor(min(_OPENERS, len(refs)))
@@ -177,9 +173,7 @@ def _begin(
         declared = ref.declared is not None and not ref.declared.typing_only
         _refuse(ref, declared, "sample_type", "the records of a JSONL file are crude")
         return pool.submit(open_jsonl, ref.spec).result
-    if kind == "tars":
-        return pool.submit(_open_tars, ref, limits).result
-    if ref.declared is not None:
+    if kind == "tars" or ref.declared is not None:
         return pool.submit(_open_declared, ref, limits).result
     key = ref.spec.url, ref.split_config, ref.dataset_config
     if key not in metadata:  # mixtures often name several split parts of one dataset
@@ -207,23 +201,17 @@ def _open_join(ref: JoinRef, members: Sequence[Callable[[], DatasetIndex]]) -> J
     return open_join_index(ref.metadataset, join_members(ref, [finish() for finish in members]))
 
 
-def _open_tars(ref: LeafRef, limits: Limits) -> WebDatasetIndex:
-    _refuse_files(ref)
-    return open_plain(*find_tars(ref.spec, limits), split_part=ref.split_part)
-
-
 def _open_declared(ref: LeafRef, limits: Limits) -> WebDatasetIndex:
-    """Open a folder with declared samples: one of plain tars, or a prepared one without ``dataset.yaml``."""
-    tars = list_tars(ref.spec)
+    """Open tars that the path names, or a folder with declared samples: plain tars, or prepared without
+    ``dataset.yaml``.
+    """
+    is_folder = dataset_kind(ref.spec.url) != "tars"
+    spec, tars = (ref.spec, list_tars(ref.spec)) if is_folder else find_tars(ref.spec, limits)
     if tars is None:
         return _select(ref, _read_metadata(ref, limits), limits)
-    _refuse_files(ref)
-    return open_plain(ref.spec, tars, split_part=ref.split_part)
-
-
-def _refuse_files(ref: LeafRef) -> None:
     given = (ref.split_config, ref.dataset_config) != (SPLIT_CONFIG, DATASET_CONFIG)
     _refuse(ref, given, "split_config or dataset_config", "the dataset is not prepared")
+    return open_plain(spec, tars, split_part=ref.split_part)
 
 
 def _refuse(ref: LeafRef, is_given: bool, what: str, reason: str) -> None:
@@ -242,10 +230,7 @@ def _select(ref: LeafRef, found: DatasetMetadata, limits: Limits) -> WebDatasetI
 
 
 def join_members(ref: JoinRef, indices: Sequence[DatasetIndex]) -> list[JoinMember]:
-    """Return the members of a join, given their opened indices.
-
-    Raises ConfigError if a member is not a prepared folder of tars.
-    """
+    """Return the members of a join. Raises ConfigError if one is not a prepared folder of tars."""
     members = []
     for member, index in zip(ref.members, indices, strict=True):
         if not isinstance(index, WebDatasetIndex) or index.plain is not None:

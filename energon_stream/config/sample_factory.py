@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from energon_stream.arrays import as_bytes
 from energon_stream.config.fields import FieldAccess, parts_of
@@ -23,24 +23,10 @@ if TYPE_CHECKING:
     from energon_stream.decode import FileStoreDecoder
 
 
-def _pass_both(parts: frozenset[str], part_filter: Callable[[str], bool], part: str) -> bool:
-    return part in parts and part_filter(part)
-
-
-class CustomBuild(Protocol):
-    """Makes samples in place of a factory: a dataset class of another package that overrides methods."""
-
-    def __call__(
-        self,
-        build: Callable[..., Any],
-        key: str,
-        parts: Mapping[str, bytes | memoryview],
-        *,
-        restore_key: tuple[Any, ...],
-        subflavors: dict[str, Any] | None,
-        source: SourceInfo,
-    ) -> Any:
-        """Make one sample; ``build`` makes it as the factory would, of the same arguments."""
+CustomBuild: TypeAlias = Callable[..., Any]
+"""Makes samples in place of a factory, for a dataset class of another package that overrides methods: it is
+called with the factory's ``build`` and the arguments of ``build``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +59,7 @@ class SampleFactory:
         return self.sample_type is None
 
     def within(self, parts: frozenset[str], where: str) -> SampleFactory:
-        """Return a factory that uses only these parts; ``where`` is for messages.
-
-        Raises ConfigError if a field comes from other parts.
-        """
+        """Return a factory that uses only these parts. Raises ConfigError if a field comes from others."""
         if self.fields:
             fields = tuple(access.within(parts, where) for access in self.fields)
             return replace(self, fields=fields, declared=True)
@@ -167,6 +150,10 @@ class SampleFactory:
         if refused:
             crude.refused = refused
         return crude
+
+
+def _pass_both(parts: frozenset[str], part_filter: Callable[[str], bool], part: str) -> bool:
+    return part in parts and part_filter(part)
 
 
 def _decode_part(decoder: FileStoreDecoder, key: str, source: SourceInfo, part: str, data: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Sample types: the library's by name, and those that users declare or metadata files name."""
+"""Sample types: the library's own by name, and types that users declare or metadata files name."""
 
 from __future__ import annotations
 

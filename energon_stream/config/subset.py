@@ -40,7 +40,7 @@ class Subset:
         return first, stop
 
     def of(self, inner: Subset) -> Subset:
-        """Return this subset of another one. Raises ConfigError if sample numbers apply to a part of all."""
+        """Return this subset of ``inner``. Raises ConfigError for sample numbers within a smaller subset."""
         if not self.in_samples:
             width = inner.upper - inner.lower
             # Exact at both ends, so that neighbouring shares meet.

@@ -44,9 +44,7 @@ class JpegHeader(NamedTuple):
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Return the header of a JPEG file of 8 bits, grey or of three components; None for any other file, and
-    for a file that deviates from the format.
-    """
+    """Return the header of a JPEG file of 8 bits, grey or of three components; None for any other file."""
     if data[:2] != b"\xff\xd8":
         return None
     at, end, has_metadata = 2, len(data) - 10, False

@@ -83,8 +83,7 @@ def read_npy(data: bytes) -> Any:
 def read_npz(data: bytes, most: int) -> dict[str, Any]:
     """Return the arrays of an ``npz`` file by name; members that are no arrays stay bytes.
 
-    Raises TooLargeError if they have more than ``most`` bytes together, ValueError as :func:`read_npy`, and
-    ``zipfile.BadZipFile`` if the archive is damaged.
+    Raises TooLargeError if they have more than ``most`` bytes together.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()

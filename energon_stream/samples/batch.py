@@ -70,7 +70,7 @@ class Batch:
 
     @classmethod
     def derive_from(cls, base_batch: Batch, **fields: Any) -> Self:
-        """Make a batch of this type from another one's metadata and the given fields."""
+        """Make a batch of this type from the metadata of another batch and the given fields."""
         metadata = {name: getattr(base_batch, name) for name in _METADATA}
         return cls(**{**metadata, **fields})
 
@@ -106,7 +106,7 @@ class Batch:
 
     @classmethod
     def extend(cls, src: Batch, **fields: Any) -> Self:
-        """Make a batch of this type from all fields of another one and the given fields, which win."""
+        """Make a batch of this type from all fields of another batch and the given fields, which win."""
         return cls(**{**fields_of(src), **fields})
 
     def pin_memory(self) -> Self:

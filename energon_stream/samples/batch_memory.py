@@ -18,12 +18,12 @@ class BatchMemory(Protocol):
         """Return an uninitialized tensor; None if there is no room."""
 
 
-class _Batching(threading.local):
+class _MemoryOfThread(threading.local):
     memory: BatchMemory | None = None
 
 
 _memory: BatchMemory | None = None
-_batching = _Batching()
+_batching = _MemoryOfThread()
 
 
 def use_batch_memory(memory: BatchMemory | None) -> None:

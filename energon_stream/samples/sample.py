@@ -91,13 +91,13 @@ class Sample:
 
     @classmethod
     def derive_from(cls, base_sample: Sample, **fields: Any) -> Self:
-        """Make a sample of this type from another one's metadata and the given fields."""
+        """Make a sample of this type from the metadata of another sample and the given fields."""
         metadata = {entry.name: getattr(base_sample, entry.name) for entry in dataclasses.fields(Sample)}
         return cls(**{**metadata, **fields})
 
     @classmethod
     def extend(cls, src: Sample, **fields: Any) -> Self:
-        """Make a sample of this type from all fields of another one and the given fields, which win."""
+        """Make a sample of this type from all fields of another sample and the given fields, which win."""
         return cls(**{**fields_of(src), **fields})
 
     @classmethod

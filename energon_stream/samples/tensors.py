@@ -92,7 +92,7 @@ def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def pad_concat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Join tensors of shapes ``(n_i, d1, …)`` to ``(sum n_i, max d1, …)``, padded with zeros.
 
-    Raises SampleError if the tensors differ in dtype or in their number of dimensions, or have none.
+    Raises SampleError if the tensors differ in dtype or in their number of dimensions, or are scalars.
     """
     largest = _largest(tensors, 1)
     if all(list(tensor.shape[1:]) == largest for tensor in tensors):

@@ -1,4 +1,4 @@
-"""A task encoder that wraps another one."""
+"""A task encoder that wraps another task encoder."""
 
 from __future__ import annotations
 

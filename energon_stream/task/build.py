@@ -123,7 +123,7 @@ class PipelineBuilder:
         blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
         repeat: bool = True,
     ) -> SavableDataset[Any]:
-        """Compose the training pipeline; override it to compose another one.
+        """Compose the training pipeline; override it to compose your own.
 
         Args:
             datasets: One dataset with the order of the whole mixture, because its plan already blends,

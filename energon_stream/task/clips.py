@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Opened:
+class _FileAhead:
     """A file of which clips are fetched in the background."""
 
     file: BinaryIO | None = None
@@ -39,7 +39,7 @@ class _Opened:
 class _ClipStore(FileStoreWrapper):
     """A store of a sample, in which files are open already. Each is handed out once, and not kept here."""
 
-    files: dict[str, _Opened] = field(compare=False, repr=False)
+    files: dict[str, _FileAhead] = field(compare=False, repr=False)
     begun: Future[None] = field(compare=False, repr=False)
 
     def __getitem__(self, key: str) -> tuple[Any, SourceInfo]:
@@ -70,12 +70,8 @@ def _same(store: FileStore[Any]) -> FileStore[Any]:
 def clips_ahead(
     cookers: Sequence[Cooker[Any]], dataset: SavableDataset[Any]
 ) -> Callable[[Sequence[Any]], None] | None:
-    """Return the function that begins to fetch the clips of samples; None if no cooker names any.
-
-    Args:
-        cookers: The cookers.
-        dataset: The samples that they cook. Only those of a reader come in an order that is known ahead.
-    """
+    """Return the function that begins to fetch the clips of samples; None if no cooker names any."""
+    # Only the samples of a reader come in an order that is known ahead.
     if not isinstance(dataset, ReaderDataset) or not any(map(_clips_of, cookers)):
         return None
     return partial(begin_clips_of, cookers)
@@ -87,27 +83,22 @@ def _clips_of(cooker: Cooker[Any]) -> ClipsOf | None:
 
 
 def begin_clips_of(cookers: Sequence[Cooker[Any]], samples: Sequence[Any]) -> None:
-    """Begin to fetch the clips of samples, whose stores then hand out files with these bytes.
-
-    Args:
-        cookers: The cookers, of which some have ``clips``.
-        samples: The samples, in order.
-    """
+    """Begin to fetch the clips of samples, whose stores then hand out files with these bytes."""
     wanted: list[Callable[[], tuple[AVDecoder, Clips]]] = []
-    begun: list[tuple[CrudeSample, dict[str, dict[str, _Opened]]]] = []
+    begun: list[tuple[CrudeSample, dict[str, dict[str, _FileAhead]]]] = []
     for sample in samples:
         if not isinstance(sample, CrudeSample) or sample.stores is None:
             continue
         clips = _clips_of(select_cooker(cookers, dict.get(sample, "__subflavors__")))
         if clips is None:
             continue
-        files: dict[str, dict[str, _Opened]] = {}
+        files: dict[str, dict[str, _FileAhead]] = {}
         try:
             for store, named in clips(sample).items():
                 files[store] = {}
                 for name, of_file in named.items():
                     inner, full_name = _store_of(sample, store, name)
-                    opened = files[store][full_name] = _Opened()
+                    opened = files[store][full_name] = _FileAhead()
                     wanted.append(partial(opened.open, inner, full_name, of_file))
         except Exception as error:
             sample.stores = replace(sample.stores, problem=error)
@@ -120,7 +111,7 @@ def begin_clips_of(cookers: Sequence[Cooker[Any]], samples: Sequence[Any]) -> No
         sample.stores = replace(stores, aux=aux, primary=primary)
 
 
-def _with(store: FileStore[Any], files: dict[str, _Opened] | None, begun: Future[None]) -> FileStore[Any]:
+def _with(store: FileStore[Any], files: dict[str, _FileAhead] | None, begun: Future[None]) -> FileStore[Any]:
     return _ClipStore(store, files, begun) if files else store
 
 

@@ -157,10 +157,7 @@ def cooker_parts(
 
 
 def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> None:
-    """Check that each leaf has a cooker whose parameters are its stores, before any sample is read.
-
-    Raises ConfigError if no cooker matches, or its parameters and the stores differ.
-    """
+    """Raise ConfigError if a leaf has no cooker, or one whose parameters differ from the leaf's stores."""
     for leaf in leaves:
         where = f"{leaf.index.spec.url} [{leaf.index.split_part}]"
         if cookers and (leaf.is_crude or leaf.stores.aux):
@@ -178,7 +175,7 @@ def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> Non
 
 
 def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]:
-    """Return the keyword arguments of a cooker: stores by name, and those that :func:`cooker` asks for.
+    """Return the keyword arguments of a cooker: stores by name, and what :func:`cooker` asks for.
 
     Raises ConfigError if the cooker asks for ``primary``, and the sample's dataset cannot look up names; and
     the error of the cooker's ``clips``, if it had one.
@@ -203,10 +200,7 @@ def key_in_shard(sample: CrudeSample) -> str:
 
 
 def check_parameters(cook: Callable[..., Any], given: frozenset[str], where: str) -> None:
-    """Compare a cooker's keyword parameters with its future arguments.
-
-    Raises ConfigError if the names differ.
-    """
+    """Raise ConfigError if the names of a cooker's keyword parameters and of its future arguments differ."""
     problem = parameter_problem(cook, given)
     if problem is not None:
         raise ConfigError(problem[0], where=where, hint=problem[1])

@@ -26,10 +26,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
 
 
 def _parameters(result_type: type) -> dict[str, Any] | None:
-    """Return the fields of a type with their defaults or ``_REQUIRED``; None for a dict, which takes any.
-
-    Raises ConfigError if the type has no fields.
-    """
+    """Return the fields of a type with their defaults or ``_REQUIRED``; None for a dict, which takes any."""
     if issubclass(result_type, dict):
         return None
     if issubclass(result_type, tuple) and hasattr(result_type, "_fields"):
@@ -55,10 +52,7 @@ def _is_metadata(name: str) -> bool:
 
 
 def _construct(result_type: type, fields: Mapping[str, Any], source: Any) -> Any:
-    """Make a value of a type; other fields are dropped, missing metadata is None.
-
-    Raises ConfigError if a required field is missing.
-    """
+    """Make a value of a type; other fields are dropped, missing metadata is None."""
     parameters = _parameters(result_type)
     if parameters is None:
         return result_type(fields)
@@ -79,11 +73,8 @@ def _construct(result_type: type, fields: Mapping[str, Any], source: Any) -> Any
 def convert(value: Any, result_type: type | None) -> Any:
     """Map a sample or batch to another type by field names.
 
-    Fields that the type does not have are dropped. Metadata (``__name__``) that the value does not have is
-    None.
-
-    Raises:
-        ConfigError: A required field is missing, or the value or the type has no fields.
+    Fields that the type lacks are dropped. Metadata (``__name__``) that the value lacks is None. Raises
+    ConfigError if a required field is missing, or the value or the type has no fields.
     """
     if result_type is None or type(value) is result_type:
         return value

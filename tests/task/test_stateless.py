@@ -74,22 +74,21 @@ def test_stream_counter_and_seed_offset_change_the_draws():
     assert len(draws) == 4
 
 
-def test_an_error_leaves_the_generators_as_they_were(monkeypatch):
+def test_an_error_leaves_the_generators_as_they_were():
     @stateless(restore_seeds=True)
     def fails():
         draw()
         raise ValueError
 
-    monkeypatch.setattr(WorkerConfig, "active_worker_config", FakeConfig())
     seeded_draw(5)
     expected = draw()
     seeded_draw(5)
-    with pytest.raises(ValueError):
+    with WorkerConfig(0, 1, 0).activate(0), pytest.raises(ValueError):
         fails()
     assert draw() == expected
 
 
-def test_a_generator_has_random_states_of_its_own(monkeypatch):
+def test_a_generator_has_random_states_of_its_own():
     @stateless(restore_seeds=True)
     def several(log):
         try:
@@ -98,27 +97,27 @@ def test_a_generator_has_random_states_of_its_own(monkeypatch):
         finally:
             log.append("closed")
 
-    monkeypatch.setattr(WorkerConfig, "active_worker_config", FakeConfig())
     log = []
-    undisturbed = list(several(log))
-    assert len(set(undisturbed)) == 3
-    seeded_draw(5)
-    outer = [draw() for _ in range(4)]
-    seeded_draw(5)
-    disturbed, between = [], [draw()]
-    for value in several(log):
-        disturbed.append(value)
-        between.append(draw())
-    assert disturbed == undisturbed
-    assert between == outer
-    assert log == ["closed"] * 2
-    opened = several(log)
-    next(opened)
-    opened.close()
-    assert len(log) == 3
+    with WorkerConfig(0, 1, 0).activate(0):
+        undisturbed = list(several(log))
+        assert len(set(undisturbed)) == 3
+        seeded_draw(5)
+        outer = [draw() for _ in range(4)]
+        seeded_draw(5)
+        disturbed, between = [], [draw()]
+        for value in several(log):
+            disturbed.append(value)
+            between.append(draw())
+        assert disturbed == undisturbed
+        assert between == outer
+        assert log == ["closed"] * 2
+        opened = several(log)
+        next(opened)
+        opened.close()
+        assert len(log) == 3
 
 
-def test_nested_hooks_do_not_disturb_each_other(monkeypatch):
+def test_nested_hooks_do_not_disturb_each_other():
     inner = stateless(restore_seeds=True)(draw)
 
     @stateless(restore_seeds=True)
@@ -128,8 +127,8 @@ def test_nested_hooks_do_not_disturb_each_other(monkeypatch):
             assert inner() == first  # seeded anew, with the same seed
         return first, draw()
 
-    monkeypatch.setattr(WorkerConfig, "active_worker_config", FakeConfig())
-    assert outer(True) == outer(False)
+    with WorkerConfig(0, 1, 0).activate(0):
+        assert outer(True) == outer(False)
 
 
 def test_threads_that_step_loaders_side_by_side_have_seeds_of_their_own():
