@@ -20,6 +20,11 @@ class Key:
     optional: bool = True  # True if null stands for the default
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, and no truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def one_of(choices: Collection[str], default: str | None = None, *, optional: bool = True) -> Key:
     """Return a key whose value is one of some names."""
     return Key(lambda value: value in tuple(choices), f"use one of {', '.join(choices)}", default, optional)

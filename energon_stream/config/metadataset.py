@@ -10,7 +10,16 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from energon_stream.cache import CacheConfig, CacheLayer
-from energon_stream.config.document_keys import ANY, MAPPING, TEXT, Key, check_mapping, one_of, read_keys
+from energon_stream.config.document_keys import (
+    ANY,
+    MAPPING,
+    TEXT,
+    Key,
+    check_mapping,
+    is_number,
+    one_of,
+    read_keys,
+)
 from energon_stream.config.fields import parse_parts
 from energon_stream.config.named_code import is_own_module
 from energon_stream.config.references import (
@@ -265,9 +274,8 @@ def _share(value: Any, key: Literal["weight", "repetitions"], at: str) -> Schedu
     """Parse a share: a number, or a schedule of weights by batch."""
     if isinstance(value, Mapping) and key == "weight":
         return parse_schedule(value, f"{at}.{key}")
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
     # set_weights may give a weight of 0 another value later.
-    if not number or not (0 < value < math.inf or (value == 0 and key == "weight")):
+    if not is_number(value) or not (0 < value < math.inf or (value == 0 and key == "weight")):
         hint = "use a positive number, or leave the dataset out"
         raise MetadataError(f"{key!r} is {value!r:.80}", where=at, hint=hint)
     return ((0, float(value)),)

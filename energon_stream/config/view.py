@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from energon_stream.cache.kept_files import KeptFiles, kept_name
-from energon_stream.config.document_keys import ANY, Key, read_keys
+from energon_stream.config.document_keys import ANY, Key, is_number, read_keys
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.index.database import index_database
 from energon_stream.index.dataset import WebDatasetIndex
@@ -37,9 +37,7 @@ _COLUMN = Key(lambda value: isinstance(value, str) and value, "name a column")
 VIEW_KEYS = {
     "where": ANY,
     "exclude": _COLUMN,
-    "share": Key(
-        lambda value: type(value) in (int, float) and 0 < value <= 1, "use a number above 0, up to 1"
-    ),
+    "share": Key(lambda value: is_number(value) and 0 < value <= 1, "use a number above 0, up to 1"),
     "weight_by": _COLUMN,
 }
 _LEAST_KEPT = 1 << 20

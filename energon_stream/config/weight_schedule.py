@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
+from energon_stream.config.document_keys import is_number
 from energon_stream.errors import MetadataError
 from energon_stream.index.yaml_io import check_keys
 
@@ -52,7 +53,7 @@ def parse_schedule(value: Mapping[Any, Any], where: str) -> Schedule:
                     "use {to: 1, ramp: linear} at a batch after 0, for a line from the one before",
                 )
         weight = entry["to"] if ramp else entry
-        if type(weight) not in (int, float) or not 0 <= weight < math.inf:
+        if not is_number(weight) or not 0 <= weight < math.inf:
             raise wrong(f"the weight at batch {batch} is {weight!r:.80}", "use a number from 0 on")
         if ramp:
             found += _steps(*found[-1], batch, float(weight))
