@@ -13,8 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener
-from energon_stream.storage.late_requests import RequestTask
-from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler
+from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler, RequestTask
 
 _LEAST_THREADS = 256
 """Threads that may be started on any pool. Tasks that wait for their next attempt have no slot, but a thread:
@@ -255,6 +254,6 @@ class RequestPool:
         while goes_on:
             with self.lock:
                 now = time.monotonic()
-                look_at = self.scheduler.late.look(now)
+                look_at = self.scheduler.look(now)
             with suppress(Empty):
                 goes_on = self._signals.get(timeout=None if look_at == math.inf else max(0.0, look_at - now))

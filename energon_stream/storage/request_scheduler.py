@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
-from typing import Generic
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from energon_stream.errors import ThrottledError, TransientStorageError
 from energon_stream.storage.attempts import AnswerUnwanted
-from energon_stream.storage.late_requests import LateRequests, T
+from energon_stream.storage.hedge import HedgeBudget, LatencyModel
 from energon_stream.storage.limiter import ConcurrencyLimit
 
 _WORTH_DROPPING = 1 << 20
 """Bytes of an answer that have arrived anyway when its first ones are read. To drop a smaller answer costs a
 connection and saves nothing."""
+_ANY_SIZE = 1
+_MOST_REPEATS = 2  # if one answer in fifty is late, one late request in fifty has a late second one
+
+STALLED = 20.0
+"""Seconds after which even a request whose budget is used up is repeated: its answer may trickle."""
+_TRICKLE = 32 << 10
+"""Bytes a second. A slower answer is a trickle while nothing is known of the store's speed."""
+_FAR_TOO_LATE = 4.0  # times the time after which a request is late
+
+
+@dataclass(slots=True, eq=False)
+class RequestTask:
+    """One request that was submitted; only the scheduler changes it."""
+
+    size: int  # 0: not to be repeated
+    urgency: tuple[int, int] = (0, 0)  # deadline, order of submission
+    has_slot: bool = False
+    hedges: int = 0  # second requests
+    runs: int = 1  # first and second requests that have not ended
+    reading: int = 0  # runs whose first bytes have arrived
+    settled: bool = False
+    error: BaseException | None = None
+
+
+T = TypeVar("T", bound=RequestTask)
 
 
 class RequestRun(Generic[T]):
@@ -28,22 +55,32 @@ class RequestRun(Generic[T]):
         self.is_reading: bool = False  # whether the latest attempt's first bytes arrived
 
 
+@dataclass(slots=True)
+class _Watched:
+    """An attempt of a first run that may become late."""
+
+    started: float
+    repeats: int
+    is_answering: bool = False  # the first bytes have arrived
+    look_at: float = 0.0  # not to be repeated before, though it may be late
+
+
 class RequestScheduler(Generic[T]):
     """Decides which request is next, how many are in flight, and when a late one is repeated.
 
     A free slot goes to the most urgent task, which holds it until :meth:`release`, and not between two
-    attempts. Call :meth:`grant` after everything that may free a slot. The caller's clock
-    gives all times.
+    attempts. Call :meth:`grant` after everything that may free a slot. The caller's clock gives all times.
 
     Args:
         max_in_flight: Slots; fewer while the store rejects many requests.
         hedged_share: As for :class:`Fetcher`.
         repeat: Starts a second run of a task.
-        wake: Called with the time for the next ``late.look``, when that is sooner than announced before.
+        wake: Called with the time for the next :meth:`look`, when that is sooner than it returned.
 
     Attributes:
-        late: The requests in flight that may become late.
+        budget: Bytes that may be requested again.
         is_closing: Whether tasks that return get a slot at once, and no late request is repeated.
+        max_hedges: Most second requests at a time.
     """
 
     def __init__(
@@ -53,7 +90,7 @@ class RequestScheduler(Generic[T]):
         repeat: Callable[[T], object],
         wake: Callable[[float], None],
     ) -> None:
-        self.late: LateRequests[T] = LateRequests(hedged_share, self._repeat, wake)
+        self.budget: HedgeBudget = HedgeBudget(hedged_share)
         self.is_closing: bool = False
         self.max_hedges: int = max(1, max_in_flight // 3)
         self._max_stalled = self.max_hedges + 2 * max_in_flight
@@ -63,7 +100,15 @@ class RequestScheduler(Generic[T]):
         self._fresh: list[tuple[tuple[int, int], T]] = []  # heap: no attempt yet
         self._returning: list[tuple[tuple[int, int], T]] = []  # heap: after a back-off
         self._hedges = 0  # second requests of tasks that have not ended
-        self._start_second = repeat
+        self._repeats_late = hedged_share > 0
+        self._repeat = repeat
+        self._wake = wake
+        self._watched: dict[T, _Watched] = {}
+        self._look_at = math.inf
+        self._to_end = LatencyModel()
+        # The time to the first byte is short and hardly depends on the size, so it shows much sooner that a
+        # request is late.
+        self._to_first_byte = LatencyModel.of_first_bytes()
 
     # Slots
 
@@ -71,7 +116,7 @@ class RequestScheduler(Generic[T]):
         """Queue a task: smaller deadlines go first, equal ones in order of submission."""
         self._submitted += 1
         task.urgency = (deadline, self._submitted)
-        self.late.budget.earn(task.size)
+        self.budget.earn(task.size)
         heapq.heappush(self._fresh, (task.urgency, task))
 
     def close(self) -> list[T]:
@@ -118,8 +163,12 @@ class RequestScheduler(Generic[T]):
         if task.settled and not run.is_second:
             raise AnswerUnwanted
         run.started = now
-        if task.size and not run.is_second:
-            self.late.began(task, now)
+        if self._repeats_late and task.size and not run.is_second:
+            # After a second request, this attempt is repeated only if it stalls.
+            watched = self._watched[task] = _Watched(now, _MOST_REPEATS if task.hedges else 0)
+            late_at = now + min(self._late_after(task, watched), self._stalls_after(task))
+            if late_at < self._look_at:
+                self._look_again(late_at)
         return True
 
     def answered(self, run: RequestRun[T], now: float) -> bool:
@@ -128,7 +177,10 @@ class RequestScheduler(Generic[T]):
         run.is_reading = not (task.settled and task.size > _WORTH_DROPPING)
         task.reading += run.is_reading
         if run.is_reading and task.size:
-            self.late.first_byte(task, now - run.started, now)
+            if task in self._watched:
+                self._watched[task].is_answering = True
+            if self._to_first_byte.observe(_ANY_SIZE, now - run.started) and self._watched:
+                self._look_again(now)  # the requests in flight began before the model knew enough
         return run.is_reading
 
     def end(self, run: RequestRun[T], error: BaseException | None, now: float) -> None:
@@ -138,13 +190,14 @@ class RequestScheduler(Generic[T]):
         is_rejected = isinstance(error, ThrottledError)
         task.reading -= run.is_reading
         if not run.is_second:
-            self.late.ended(task)
-        elif error is not None:  # a failing store must not get a third request
-            self.late.repeat_failed(task)
+            self._watched.pop(task, None)
+        elif error is not None and task in self._watched:  # a failing store must not get a third request
+            self._watched[task].repeats = _MOST_REPEATS
         if is_rejected or not is_transient:
             self._limiter.observe(rejected=is_rejected, in_flight=self._busy)
-        if task.size and error is None:
-            self.late.answered(task.size, now - run.started, now)
+        is_learnt = task.size > 0 and error is None and self._to_end.observe(task.size, now - run.started)
+        if is_learnt and self._watched:
+            self._look_again(now)
         if is_transient and not run.is_second:
             self.release(task)
 
@@ -159,19 +212,66 @@ class RequestScheduler(Generic[T]):
         if task.settled or (error is not None and task.runs):
             return False
         task.settled = True
-        self.late.ended(task)
-        budget = self.late.budget
+        self._watched.pop(task, None)
         if run.started < 0 and not run.is_second:  # a cache answered: no bytes were requested
-            budget.earn(-task.size)
+            self.budget.earn(-task.size)
         if run.is_reading and task.size > _WORTH_DROPPING:  # so the store reports first bytes
-            budget.spend((task.reading - task.runs) * (task.size - _WORTH_DROPPING))
+            self.budget.spend((task.reading - task.runs) * (task.size - _WORTH_DROPPING))
         return True
 
-    def _repeat(self, task: T, stalls: bool) -> bool:
-        if self.is_closing or self._hedges >= (self._max_stalled if stalls else self.max_hedges):
-            return False
-        self._hedges += 1
-        task.hedges += 1
-        task.runs += 1
-        self._start_second(task)
-        return True
+    # Late requests
+
+    def look(self, now: float) -> float:
+        """Repeat the late requests, the most urgent first; return when to look again."""
+        pause = max(0.0, now - self._look_at)  # a busy machine overslept, and delays answers as much
+        self._look_at = math.inf
+        late: list[tuple[tuple[int, int], bool, T]] = []
+        for task, watched in self._watched.items():
+            late_at = watched.started + self._late_after(task, watched) + pause
+            stalls_at = watched.started + self._stalls_after(task) + pause
+            look_at = min(stalls_at, max(late_at, watched.look_at))
+            if look_at <= now:
+                late.append((task.urgency, stalls_at <= now, task))
+            else:
+                self._look_at = min(self._look_at, look_at)
+        for _, stalls, task in sorted(late, key=lambda entry: entry[0]):
+            watched = self._watched[task]
+            late_after = self._late_after(task, watched)
+            wait = self._stalls_after(task) if late_after == math.inf else late_after
+            has_room = self._hedges < (self._max_stalled if stalls else self.max_hedges)
+            if has_room and not self.is_closing and (stalls or self.budget.can_spend(task.size)):
+                self._hedges += 1
+                task.hedges += 1
+                task.runs += 1
+                self._repeat(task)
+                if not stalls:
+                    self.budget.spend(task.size)
+                watched.repeats += 1
+                watched.started, watched.is_answering = now, False  # the second request may be late, too
+            elif stalls:
+                watched.started = now
+            watched.look_at = now + wait
+            self._look_at = min(self._look_at, watched.look_at)
+        return self._look_at
+
+    def _look_again(self, look_at: float) -> None:
+        self._look_at = look_at
+        self._wake(look_at)
+
+    def _late_after(self, task: T, watched: _Watched) -> float:
+        """Return the seconds after which the first or last bytes of an attempt are late; infinite if unknown
+        or repeated often enough.
+        """
+        if watched.repeats >= _MOST_REPEATS:
+            return math.inf
+        to_end = self._to_end.late_after(task.size)
+        if watched.is_answering:
+            return to_end
+        return min(to_end, self._to_first_byte.late_after(_ANY_SIZE), self._to_first_byte.early)
+
+    def _stalls_after(self, task: T) -> float:
+        """Return the seconds after which an attempt at a task stalls."""
+        late_after = self._to_end.late_after(task.size)
+        if late_after == math.inf:
+            return STALLED + task.size / _TRICKLE
+        return max(STALLED, _FAR_TOO_LATE * late_after)

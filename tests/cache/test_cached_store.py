@@ -217,10 +217,10 @@ def test_hits_neither_make_requests_late_nor_pay_for_second_ones(s3_server, remo
     s3_server.shape(first_byte_latency=0.2)
     for _ in range(20):
         read_all(fetcher, store, 40)
-    late = fetcher._pools.get().scheduler.late
+    scheduler = fetcher._pools.get().scheduler
     assert 0 <= cache.counters().hits - 800 <= counters.snapshot().hedges  # second requests may be hits, too
-    assert late.budget.earned == pytest.approx(0.03 * 40 * SIZE)
-    assert sum(len(recent) for recent, _ in late._to_end._seen.values()) == 40 + hedged
+    assert scheduler.budget.earned == pytest.approx(0.03 * 40 * SIZE)
+    assert sum(len(recent) for recent, _ in scheduler._to_end._seen.values()) == 40 + hedged
     fetcher.close()
 
 

@@ -344,7 +344,7 @@ def test_listings_are_tried_again(s3_server, tmp_bucket, transport):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_trickling_answer_is_left_and_requested_again(s3_server, tmp_bucket, transport, monkeypatch):
     """Neither a latency is known, nor does the read time-out see it: bytes keep coming."""
-    monkeypatch.setattr("energon_stream.storage.late_requests.STALLED", 0.2)
+    monkeypatch.setattr("energon_stream.storage.request_scheduler.STALLED", 0.2)
     s3_server.put(f"{tmp_bucket}/key", bytes(20_000))
     s3_server.add_rule(Rule("trickle", times=4, rate=2.0))  # more often than a late request is repeated
     fetcher = Fetcher(4)

@@ -6,8 +6,7 @@ import pytest
 
 from energon_stream.errors import ThrottledError
 from energon_stream.storage.attempts import AnswerUnwanted
-from energon_stream.storage.late_requests import RequestTask
-from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler
+from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler, RequestTask
 
 KB = 1024
 
@@ -46,7 +45,7 @@ class Driver:
         self.look(1.0)
 
     def look(self, now):
-        self.look_at = self.scheduler.late.look(now)
+        self.look_at = self.scheduler.look(now)
 
 
 def test_slots_go_by_deadline_and_a_returning_task_waits_for_one_again():

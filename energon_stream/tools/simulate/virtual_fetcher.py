@@ -14,8 +14,7 @@ from energon_stream.errors import ThrottledError
 from energon_stream.storage import Body, ByteRange, Fetcher, RetryPolicy, Store
 from energon_stream.storage.attempts import AnswerUnwanted
 from energon_stream.storage.fetcher import HEDGED_SHARE
-from energon_stream.storage.late_requests import RequestTask
-from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler
+from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler, RequestTask
 from energon_stream.storage.retry import RequestFailures
 
 if TYPE_CHECKING:
@@ -268,4 +267,4 @@ class VirtualFetcher(Fetcher):
     def _look(self, look_at: float) -> None:
         """Repeat late requests, unless another time was set since."""
         if look_at == self._look_at:
-            self._look_later(self._scheduler.late.look(self.line.now))
+            self._look_later(self._scheduler.look(self.line.now))
