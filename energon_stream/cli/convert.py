@@ -21,7 +21,8 @@ from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import ConfigError
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.progress import Progress
-from energon_stream.write.convert import convert_dataset, plan_conversion_of
+from energon_stream.write.convert import convert_dataset
+from energon_stream.write.convert_plan import plan_conversion
 from energon_stream.write.guess import guess_dataset_yaml
 from energon_stream.write.sources.detect import KINDS
 
@@ -125,7 +126,7 @@ def convert(
         options["classes"] = classes
     writing = {name: options.pop(name) for name in _OF_WRITING}
     if dry_run or sample_type:
-        plan = plan_conversion_of(source, storage_options=source_storage_options, **options)
+        plan = plan_conversion(source, storage_options=source_storage_options, **options)
         document = _document(plan, sample_type, field_map)
         if dry_run:
             emit(as_json, _plan(plan, document), lambda: _show_plan(plan, document))

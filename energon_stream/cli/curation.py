@@ -1,4 +1,4 @@
-"""``energon-stream diff``, ``merge``, ``split`` and ``sample``: compare datasets, and make others of them."""
+"""``energon-stream diff``, ``merge``, ``split`` and ``sample``: compare datasets, and make new ones."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def split(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Divide the samples of a dataset among new datasets, by chance or by lists of keys."""
+    """Divide the samples of a dataset among new datasets, at random or by lists of keys."""
     shares = None if ratio is None else _pairs("--ratio", ratio.split(","))
     try:
         numbers = None if shares is None else {name: float(share) for name, share in shares.items()}
@@ -134,7 +134,7 @@ def split(
 @path_argument
 @click.argument("target")
 @storage_option
-@click.option("--count", type=click.IntRange(min=1), help="Number of samples, drawn by chance.")
+@click.option("--count", type=click.IntRange(min=1), help="Number of samples, drawn at random.")
 @click.option(
     "--share", type=click.FloatRange(0, 1, min_open=True), help="Share of the samples, such as 0.01."
 )

@@ -1,8 +1,7 @@
 """The questions of ``energon-stream prepare``, in Megatron-Energon's order.
 
-Answers may be piped in. An empty line means yes. Older versions asked fewer questions, so an answer that is
-neither yes nor no is taken as the answer to the next question; lists of answers written for these versions
-still work.
+Answers may be piped in. An empty line means yes. Older versions asked fewer questions. So that lists of
+answers written for them still work, an answer other than yes or no is kept for the next question.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def _work(connection: Connection[Any, Any], pickled: bytes) -> None:
 
 
 def _leave_with_parent() -> None:
-    """Wait until the process that started this one is gone, and end. Nobody else would use the result."""
+    """Wait until the process that started this one is gone, and end: only the parent would use the result."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

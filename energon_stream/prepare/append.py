@@ -57,8 +57,9 @@ class OldDataset:
 
     Attributes:
         present: Number of samples by path of the shards that ``.info.json`` has, in order.
-        counts: The same of the old shards: without those that an earlier run was adding when it was stopped.
-        checksums: Checksums of the samples of the old shards, ``uint64``; None if the dataset has none.
+        counts: The same without the shards that an earlier run was adding when it was stopped.
+        checksums: Checksums of the samples of the old shards, ``uint64``; None for a dataset without
+            checksums.
 
     Raises:
         NotPreparedError: The dataset is not prepared.
@@ -202,7 +203,7 @@ class OldShards:
             self._doubtful[scan.path] = _hash(scan)
 
     def check(self, workers: int) -> None:
-        """Read the headers of the doubtful shards, so many at a time.
+        """Read the headers of the doubtful shards, ``workers`` at a time.
 
         Raises:
             IndexMismatchError: A shard has changed, or is gone.

@@ -1,8 +1,8 @@
 """Makes sample keys unique: the members of each tar move into a folder that is named after the tar.
 
-The names are those of Megatron-Energon's ``--fix-duplicates``. It patches headers in place, so that long
-names and other forms of headers do not fit. Here each tar is written anew and replaced as a whole; a run
-that was interrupted goes on where it ended.
+Megatron-Energon's ``--fix-duplicates`` gives the same names. It patches headers in place, which fails for
+long names and other forms of headers. Here each tar is written anew and replaced as a whole. A run that was
+interrupted goes on where it ended.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _rename_members(store: Store, entry: ListEntry, folder: str) -> None:
     try:
         with (
             os.fdopen(descriptor, "wb") as new,
-            io.BufferedReader(_Pieces(stream_object(store, entry.path, etag=entry.meta.etag))) as old,
+            io.BufferedReader(_ObjectStream(stream_object(store, entry.path, etag=entry.meta.etag))) as old,
             tarfile.open(fileobj=old, mode="r|") as source,
             tarfile.open(fileobj=new, mode="w|", format=tarfile.PAX_FORMAT) as target,
         ):
@@ -110,8 +110,8 @@ _NAMES = frozenset({"path", "linkpath", "size"})
 """Records of a PAX header that the new header has anew."""
 
 
-class _Pieces(io.RawIOBase):
-    """A stream of an object's pieces."""
+class _ObjectStream(io.RawIOBase):
+    """The bytes of an object, which arrive in pieces, as a file."""
 
     def __init__(self, pieces: Iterator[memoryview]) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ class MediaFilter:
             path in plain folders; ``*`` also matches slashes.
 
     Raises:
-        ConfigError: Patterns are missing, or the strategy has none.
+        ConfigError: ``"GLOB"`` has no patterns, or another strategy has some.
 
     Example:
         >>> MediaFilter("GLOB", ("*.left.jpg",)).matches("folder/0001.left.jpg")

@@ -144,7 +144,7 @@ def prepare_media(
         workers: Number of batches of files that are read at the same time.
         tmp_path: Local folder for a temporary folder, made if missing, in which the index is built; None for
             the system's.
-        storage_options: Credentials and the like for the URL's file system.
+        storage_options: Options of the URL's file system, such as credentials.
         progress: Called with the number of files checked since the last call.
         engine: Where files are read, shard by shard: processes, or a cluster. None for threads of this
             process.

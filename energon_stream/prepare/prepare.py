@@ -63,7 +63,7 @@ def prepare_dataset(
 ) -> PrepareReport:
     """Index the tars of a folder and write its ``.nv-meta``.
 
-    The files are those of Megatron-Energon 7.4.1. If the samples are not very many, their sizes are behind
+    Megatron-Energon 7.4.1 reads the same files. In datasets of moderate size, the sizes of the samples follow
     the last page of ``index.sqlite``, which saves a round trip when the dataset is opened.
 
     An existing preparation stays as it is until all tars are scanned and checked. Then the new one is
@@ -94,7 +94,7 @@ def prepare_dataset(
             are uploaded; None for the system's. It takes the index, and with ``fix_duplicates`` a tar for
             each worker.
         workers: Number of shards that are read at the same time.
-        storage_options: Credentials and the like for the URL's file system.
+        storage_options: Options of the URL's file system, such as credentials.
         progress: Called with the number of shards that are done, and of all shards.
         force: Replace an existing preparation.
         skip_bad: Leave out tars that are damaged or have no samples, and name them in

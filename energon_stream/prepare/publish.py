@@ -48,7 +48,7 @@ _SAME_FOR_LARGE = 1 << 26  # a larger file is written without comparing it with 
 
 @dataclass(frozen=True, slots=True)
 class DatasetOptions:
-    """What all ways to make a dataset let their callers say about its metadata.
+    """Options of a dataset's metadata that all ways to make a dataset share.
 
     Raises:
         ConfigError: Both ways to split are given, or a name of a file is not one.

@@ -1,4 +1,4 @@
-"""What an index must know of each shard, and the files that keep it until the dataset is published."""
+"""Records of shards: all that an index needs. They are kept in files until the dataset is published."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _media(content: Mapping[str, Any]) -> FoundMedia:
 class ShardRecords:
     """Records of shards, and notes beside them, in a folder of the dataset.
 
-    A run that goes on after another one finds there what that has done.
+    After an interruption, the next run finds there what the last one did.
 
     Args:
         store: Store of the dataset's root.

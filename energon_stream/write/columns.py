@@ -29,7 +29,7 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class PartFrom:
-    """How the values of columns become a part.
+    """A part, and the columns that it is made of.
 
     Attributes:
         part: Name of the part; ``auto`` for the extension of each value.

@@ -15,14 +15,13 @@ from energon_stream.errors import ConfigError
 from energon_stream.index.checksums import digest, read_checksums
 from energon_stream.index.dataset import read_metadata
 from energon_stream.index.info_files import INFO_JSON, META_FOLDER
+from energon_stream.prepare.publish import DatasetOptions
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import Store, StoreSpec
-from energon_stream.write.columns import parse_columns
 from energon_stream.write.convert_part import ConvertJob, ConvertPart, PartDone, convert_part
-from energon_stream.write.convert_plan import ConvertPlan, plan_conversion
+from energon_stream.write.convert_plan import MAX_SIZE, ConvertPlan, plan_conversion
 from energon_stream.write.finish import finish_dataset
 from energon_stream.write.guess import guess_dataset_yaml
-from energon_stream.write.sources.detect import open_source
 
 if TYPE_CHECKING:
     from energon_stream.engine.shares import Part
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 
 CONVERSION = f"{META_FOLDER}/convert.json"
 """Says what a dataset was converted from, and marks a conversion under way as such."""
-
-MAX_SIZE = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +72,6 @@ class ConvertReport:
     dataset_yaml: Mapping[str, Any] | None
 
 
-def plan_conversion_of(
-    source: str | os.PathLike[str],
-    *,
-    kind: str | None = None,
-    columns: Mapping[str, str] | None = None,
-    files: Collection[str] = (),
-    key: str | None = None,
-    max_size: int = MAX_SIZE,
-    max_count: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    files_root: str | None = None,
-    **options: Any,
-) -> ConvertPlan:
-    """Return what :func:`convert_dataset` would do, with a preview of the first samples. Nothing is written.
-
-    Takes the arguments of :func:`convert_dataset` that say what is read, and raises the same errors.
-    """
-    root = None if files_root is None else StoreSpec(os.fspath(files_root), storage_options)
-    opened = open_source(StoreSpec(os.fspath(source), storage_options), kind, files=root, **options)
-    mapped = parse_columns(columns, files=files, key=key) if columns else None
-    return plan_conversion(opened, mapped, files=files, key=key, max_size=max_size, max_count=max_count)
-
-
 def convert_dataset(
     source: str | os.PathLike[str],
     url_or_path: str | os.PathLike[str],
@@ -129,7 +103,7 @@ def convert_dataset(
     The source is read once, in sections, by several processes, with flat memory. The tars have the same
     bytes for any number of processes. The dataset is visible when it is complete. If the process ends
     early, convert again with the same arguments: complete tars stay, and each process reads at most what
-    one tar holds again. The samples are those of the source, one for each row, in its order.
+    one tar holds again. There is one sample for each row of the source, in its order.
 
     Args:
         source: Folder, file or URL; or ``hf://datasets/OWNER/NAME`` for a dataset on Hugging Face's hub.
@@ -153,7 +127,7 @@ def convert_dataset(
         dataset_yaml: Content of ``dataset.yaml``; None for a sample type that fits all samples, or else crude
             samples.
         check: Read all tars back, and compare the samples with their checksums.
-        storage_options: Credentials and the like for the new dataset.
+        storage_options: Options of the new dataset's file system, such as credentials.
         source_storage_options: The same for the source.
         tmp_path: Local folder for temporary files; None for the system's.
         engine: What runs the processes; None for one a CPU on this machine.
@@ -185,9 +159,8 @@ def convert_dataset(
         (10, {'text': 'txt'})
     """
     local = None if tmp_path is None else os.fspath(tmp_path)
-    if split_ratio is not None and split_patterns is not None:
-        raise ConfigError("give either split_ratio or split_patterns")
-    plan = plan_conversion_of(
+    DatasetOptions(split_ratio, split_patterns)  # raises before anything is read
+    plan = plan_conversion(
         source,
         kind=kind,
         columns=columns,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from energon_stream.errors import EmptyDatasetError
-from energon_stream.write.columns import ColumnMap
+from energon_stream.storage import StoreSpec
+from energon_stream.write.columns import ColumnMap, parse_columns
 from energon_stream.write.guess import guess_columns
+from energon_stream.write.sources.detect import open_source
 from energon_stream.write.sources.folder import FolderSource
 from energon_stream.write.sources.text import TextSource
 from energon_stream.write.tar_shard import SampleEncoder
@@ -20,6 +23,7 @@ from energon_stream.write.tar_shard import SampleEncoder
 if TYPE_CHECKING:
     from energon_stream.write.sources.source import Row, Section, Source
 
+MAX_SIZE = 1_000_000_000
 PREVIEW_ROWS = 8
 _FILL = 0.9
 """Share of a tar that a part should fill, by estimate, so that few parts end with a tiny second tar."""
@@ -77,53 +81,49 @@ class ConvertPlan:
 
 
 def plan_conversion(
-    source: Source,
-    columns: ColumnMap | None,
+    url_or_path: str | os.PathLike[str],
     *,
+    kind: str | None = None,
+    columns: Mapping[str, str] | None = None,
     files: Collection[str] = (),
     key: str | None = None,
-    max_size: int,
-    max_count: int | None,
+    max_size: int = MAX_SIZE,
+    max_count: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    files_root: str | None = None,
+    **options: Any,
 ) -> ConvertPlan:
-    """List a source, and read its first rows.
+    """Return what :func:`convert_dataset` would do, with a preview of the first samples. Nothing is written.
 
-    Args:
-        source: The source.
-        columns: What becomes of its columns; None to guess it from the first rows.
-        files: Columns that are paths of files, for the guess.
-        key: Column or template of the key, for the guess.
-        max_size: Largest size of a tar in bytes.
-        max_count: Largest number of samples in a tar; None for no limit.
-
-    Raises:
-        EmptyDatasetError: The source has no rows.
-        ColumnError: A column does not fit.
-        SourceError: The source is damaged.
-        StorageError: The store does not deliver.
+    Takes the arguments of :func:`convert_dataset` that say what is read, and raises the same errors.
     """
+    root = None if files_root is None else StoreSpec(os.fspath(files_root), storage_options)
+    source = open_source(StoreSpec(os.fspath(url_or_path), storage_options), kind, files=root, **options)
     sections = tuple(source.sections())
     first = [*islice(_first_rows(source, sections), PREVIEW_ROWS)]
     if not first:
         raise EmptyDatasetError("the source has no rows", where=source.spec.url, hint="check the path")
-    if columns is None and isinstance(source, FolderSource):
-        columns = ColumnMap(None, key or "")
-    elif columns is None:
+    if columns:
+        mapped = parse_columns(columns, files=files, key=key)
+    elif isinstance(source, FolderSource):
+        mapped = ColumnMap(None, key or "")
+    else:
         rows = [row for _, _, row in first]
         has_paths = isinstance(source, TextSource)
-        columns = guess_columns(rows, hints=source.hints(), has_paths=has_paths, files=files, key=key)
-    needed = columns.needed
+        mapped = guess_columns(rows, hints=source.hints(), has_paths=has_paths, files=files, key=key)
+    needed = mapped.needed
     names = dict.fromkeys(name for _, _, row in first for name in row)
     left_out = tuple(name for name in names if needed is not None and name not in needed)
-    plan = ConvertPlan(source, columns, sections, (0, len(sections)), (), left_out)
+    plan = ConvertPlan(source, mapped, sections, (0, len(sections)), (), left_out)
     numbers = list(zip(plan.first_keys(), plan.first_rows(), strict=True))
     preview = tuple(
-        columns.sample(row, sections[n].row_name(place), row_key(*numbers[n], place), source.read_file)
+        mapped.sample(row, sections[n].row_name(place), row_key(*numbers[n], place), source.read_file)
         for n, place, row in first
     )
     encoder = SampleEncoder()
     mean = sum(encoder.encode(sample).size for sample in preview) / len(preview)
     parts = _group(sections, mean, all_columns=not left_out, max_size=max_size, max_count=max_count)
-    return ConvertPlan(source, columns, sections, parts, preview, left_out)
+    return ConvertPlan(source, mapped, sections, parts, preview, left_out)
 
 
 def row_key(begin: str, first_row: int, row: int) -> str:

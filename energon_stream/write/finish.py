@@ -86,7 +86,7 @@ def finish_dataset(
         split_patterns: ``NAME:PATTERN`` with a regular expression, glob or brace pattern.
         dataset_yaml: Content of ``dataset.yaml``, which says what samples are; None to write no such file.
             The default is crude samples.
-        storage_options: Credentials and the like for the URL's file system.
+        storage_options: Options of the URL's file system, such as credentials.
         tmp_path: Local folder for the index until it is uploaded; None for the system's.
 
     Returns:

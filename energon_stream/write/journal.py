@@ -1,4 +1,4 @@
-"""What is known of a dataset that is being written, in ``.nv-meta/writing``.
+"""Notes about a dataset that is being written, in ``.nv-meta/writing``.
 
 Each part (one of the writers side by side) has a JSON file with its arguments, and each complete shard has a
 record, which is written after the tar. So a writer that was killed goes on after the last record, and no tar
@@ -68,10 +68,10 @@ def check_same(store: Store, known: PartArguments, given: PartArguments) -> None
     before, now = asdict(known), asdict(given)
     for name, value in before.items():
         if now[name] != value and (name in ("parts", "name") or known.part == given.part):
-            what = "the source is not the one" if name == "signature" else f"{name} is {now[name]}"
-            of = "that the dataset was begun with" if name == "signature" else f"but it was {value} before"
             raise ConfigError(
-                f"{what} {of}" if name == "signature" else f"{what}, {of}",
+                "the source is not the one that the dataset was begun with"
+                if name == "signature"
+                else f"{name} is {now[name]}, but it was {value} before",
                 where=store.url,
                 hint="go on with what the dataset was begun with, or remove the folder and begin again",
             )

@@ -47,7 +47,7 @@ class ShardWriter:
     """Writes samples to a new dataset: tars, their indices, and at the end the metadata that publishes it.
 
     Use it as a context. When the block ends without an error, the dataset is complete and can be loaded;
-    before that, nobody can load it. If the process ends early, open a writer with the same arguments again:
+    before that, loading it fails. If the process ends early, open a writer with the same arguments again:
     it goes on after the last complete shard, and ``written`` says how many samples to leave out. Equal
     samples give equal bytes.
 
@@ -66,10 +66,10 @@ class ShardWriter:
         split_patterns: ``NAME:PATTERN`` with a regular expression, glob or brace pattern of shards.
         dataset_yaml: Content of ``dataset.yaml``, which says what samples are; None to write no such file.
             The default is crude samples.
-        signature: Version of what the samples are made from. A writer that goes on refuses another one.
+        signature: Version of what the samples are made from. A writer that goes on refuses any other version.
         publish: Whether a single writer publishes the dataset when it is closed; else call
             :func:`finish_dataset`.
-        storage_options: Credentials and the like for the URL's file system.
+        storage_options: Options of the URL's file system, such as credentials.
         tmp_path: Local folder for the shards of a remote dataset until they are uploaded (up to two at a
             time), and for the index; None for the system's.
 

@@ -128,7 +128,7 @@ def compute_costs(
             file, where None is ``name``.
         engine: Where shards are read; None for this process.
         force: Whether all shards are read again, whatever made the costs that there are.
-        storage_options: Credentials and the like for the file system of the dataset and the table.
+        storage_options: Options of the file system of dataset and table, such as credentials.
         on_done: Called with the number of shards that are done, and of all that are read.
 
     Raises:

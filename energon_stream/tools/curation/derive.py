@@ -58,7 +58,7 @@ def merge_datasets(
         sources: Prepared datasets with the same ``dataset.yaml``.
         target: New folder, local or any fsspec URL.
         engine: Where shards are copied; None for this process.
-        storage_options: Credentials and the like for the file system of all of them.
+        storage_options: Options of their file system, such as credentials.
         tmp_path: Local folder for the index until it is uploaded; None for the system's.
         on_done: Called with the number of shards that are done, and of all shards.
 
@@ -129,7 +129,7 @@ def split_dataset(
     max_count: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Mapping[str, int]:
-    """Divide the samples of a dataset among new datasets, by chance or by lists of keys.
+    """Divide the samples of a dataset among new datasets, at random or by lists of keys.
 
     Each sample is read once, by range. If it is stopped, the same call goes on.
 
@@ -142,7 +142,7 @@ def split_dataset(
         seed: Which samples ``ratio`` draws.
         max_size: Largest size of a new tar in bytes.
         max_count: Largest number of samples of a new tar.
-        storage_options: Credentials and the like for the file system of all of them.
+        storage_options: Options of their file system, such as credentials.
 
     Returns:
         Number of samples by name.
@@ -194,13 +194,13 @@ def sample_dataset(
     Args:
         source: A prepared dataset.
         target: New folder, local or any fsspec URL.
-        count: Number of samples, drawn by chance. Give this, ``share`` or ``keys``.
-        share: Share of the samples, drawn by chance.
+        count: Number of samples, drawn at random. Give this, ``share`` or ``keys``.
+        share: Share of the samples, drawn at random.
         keys: Keys of the samples.
         seed: Which samples are drawn.
         max_size: Largest size of a new tar in bytes.
         max_count: Largest number of samples of a new tar.
-        storage_options: Credentials and the like for the file system of both.
+        storage_options: Options of their file system, such as credentials.
 
     Returns:
         Number of samples of the new dataset.

@@ -87,13 +87,13 @@ def diff_datasets(
     name, size and content; headers of tars do not count. It takes 24 bytes of memory for each sample.
 
     Args:
-        first: A dataset.
-        second: Another one.
+        first: One dataset.
+        second: The dataset that it is compared with.
         content: Whether the bytes of parts are compared. Without this, only headers are read: names and sizes
             are compared.
         most: Number of keys of each kind to list.
         engine: Where shards are read; None for this process.
-        storage_options: Credentials and the like for the file system of both.
+        storage_options: Options of their file system, such as credentials.
         on_done: Called with the number of shards that are done, and of all shards of both datasets.
 
     Raises:

@@ -72,7 +72,7 @@ def map_shards(
         engine: Where it runs; None for this process.
         part: Share of the tars, for jobs side by side; None for all.
         in_order: Yield results in the order of the tars instead of as they come.
-        storage_options: Credentials and the like for the URL's file system.
+        storage_options: Options of the URL's file system, such as credentials.
         on_done: Called with the number of tars that are done, and of all.
 
     Raises:

@@ -33,7 +33,7 @@ class Cut(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Where a section is."""
+    """Location of a section."""
 
     entry: ListEntry
     cut: Cut
