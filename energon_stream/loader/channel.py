@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from energon_stream.errors import WorkerError
+from energon_stream.loader.observe.profile import CHANNEL, CONSUMER, counts_as
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -77,7 +78,7 @@ class Wire:
     Attributes:
         parent: The parent's end of the pipe.
         child: The worker's end.
-        monitor: The parent's end of the line of ``loader/monitor.py``.
+        monitor: The parent's end of the line of ``observe/monitor.py``.
         child_monitor: The worker's end.
 
     Raises OSError if the process may not open so many files.
@@ -271,6 +272,7 @@ class Sender:
         self._free.remove(slot)
         return slot
 
+    @counts_as(CHANNEL)
     def send(self, message: Any) -> None:
         """Send a message; wait while too many are unacknowledged.
 
@@ -313,6 +315,7 @@ class Sender:
         except OSError as error:
             raise ParentGoneError from error
 
+    @counts_as(CONSUMER)
     def _take_acknowledgement(self) -> None:
         try:
             slots = self._pipe.recv_bytes()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.savable import SavableDataLoader
-from energon_stream.logs import warn_deprecated
 
 if TYPE_CHECKING:
     import os
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _check_config(dataset: SavableDataset[Any], given: WorkerConfig | None) -> None:
-    if given is None:
-        return
-    if given != dataset.worker_config:
-        raise ConfigError(
-            "the loader's worker_config differs from the dataset's",
-            hint="leave it out: the loader uses the dataset's",
-        )
-    warn_deprecated("worker_config= of a loader", "that of the dataset", stacklevel=3)
+def _arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a function below for its class, which takes no ``worker_config``."""
+    config: WorkerConfig | None = given.pop("worker_config")
+    if config is not None:
+        if config != given["dataset"].worker_config:
+            raise ConfigError(
+                "the loader's worker_config differs from the dataset's",
+                hint="leave it out: the loader uses the dataset's",
+            )
+        warnings.warn("a loader needs no worker_config: the dataset has it", FutureWarning, stacklevel=3)
+    return given
 
 
 def get_loader(
@@ -82,19 +84,7 @@ def get_loader(
         >>> next(iter(loader)).image.shape
         torch.Size([4, 3, 8, 8])
     """
-    _check_config(dataset, worker_config)
-    return BasicDataLoader(
-        dataset,
-        prefetch_factor=prefetch_factor,
-        start_method=start_method,
-        watchdog_timeout_seconds=watchdog_timeout_seconds,
-        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
-        fail_on_timeout=fail_on_timeout,
-        on_worker_death=on_worker_death,
-        on_worker_hang=on_worker_hang,
-        cache_pool=cache_pool,
-        pin_memory=pin_memory,
-    )
+    return BasicDataLoader(**_arguments(locals()))
 
 
 def get_savable_loader(
@@ -143,18 +133,4 @@ def get_savable_loader(
         >>> next(iter(resumed)).__key__ == next(batches).__key__
         True
     """
-    _check_config(dataset, worker_config)
-    return SavableDataLoader(
-        dataset,
-        prefetch_factor=prefetch_factor,
-        start_method=start_method,
-        watchdog_timeout_seconds=watchdog_timeout_seconds,
-        watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
-        fail_on_timeout=fail_on_timeout,
-        on_worker_death=on_worker_death,
-        on_worker_hang=on_worker_hang,
-        cache_pool=cache_pool,
-        pin_memory=pin_memory,
-        run=run,
-        run_storage_options=run_storage_options,
-    )
+    return SavableDataLoader(**_arguments(locals()))

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
 from energon_stream.drawing import Box
 from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, OnWorkerHang
 from energon_stream.loader.mixture_control import MixtureReport, changed, mixture_of
-from energon_stream.loader.observe.meter import Meter
-from energon_stream.loader.observe.metrics import Recent, log_every, write_scalars
-from energon_stream.loader.observe.stats import LoaderStats, ProcessReport
-from energon_stream.loader.observe.stats_file import STATS_DIR, Publisher
-from energon_stream.loader.observe.trace import Trace
-from energon_stream.loader.position import Position
+from energon_stream.loader.observe.observed import ObservedLoader
+from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.session import Session, open_session
 from energon_stream.pipeline.dataset import drawing_of
 from energon_stream.plugins import debug_log
 from energon_stream.samples.tensors import map_tensors
-from energon_stream.storage import CounterSnapshot
 from energon_stream.storage.obstore_use import run_forkable
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from energon_stream.media import CachePool
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import RestoreKey
@@ -37,10 +28,9 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
-T_other = TypeVar("T_other")
 
 
-class BasicDataLoader(Generic[T]):
+class BasicDataLoader(ObservedLoader[T]):
     """Iterates a dataset in this process or in workers.
 
     The streams of the rank come in rotation, so the order of the batches does not depend on timing. A ``for``
@@ -81,6 +71,7 @@ class BasicDataLoader(Generic[T]):
         pin_memory: bool | None = None,
         start_method: str | None = None,
     ) -> None:
+        super().__init__()
         self.dataset = dataset
         self.worker_config: WorkerConfig = dataset.worker_config
         self._options = LoaderOptions(
@@ -95,13 +86,7 @@ class BasicDataLoader(Generic[T]):
         )
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._session: Session | None = None
-        self._restarts = 0  # those of the sessions that are closed
-        self._report = ProcessReport()  # that of these sessions
-        self._meter, self._recent = Meter(), Recent()
-        self._lock = threading.RLock()  # exporters look at it from threads of their own
-        self._trace: Trace | None = None
-        self._publisher: Publisher | None = None
-        self._position = Position.start(dataset)
+        self._position = LoaderPosition.start(dataset)
         log = debug_log(self.worker_config.worker_log_level)
         self._log = None if log is None else log.LoaderLines(dataset, *self._log_names)
 
@@ -123,8 +108,7 @@ class BasicDataLoader(Generic[T]):
         if self._session is None:
             meter.ask()
             self._session = self._open()
-            if folder := os.environ.get(STATS_DIR):
-                self._publisher = Publisher(self.stats, folder)
+            self._publish()
             try:
                 self._prepare()
             except BaseException:
@@ -156,8 +140,8 @@ class BasicDataLoader(Generic[T]):
 
     def _open(self) -> Session:
         """Start workers, or this process's readers, at the present position."""
-        is_traced = self._trace is not None and self._trace.is_running
-        return open_session(self.dataset, self._position, replace(self._options, is_traced=is_traced))
+        options = replace(self._options, is_traced=self._is_traced())
+        return open_session(self.dataset, self._position, options)
 
     def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> None:
         """Mix with other weights from a step on, which may be any that no rank has begun.
@@ -221,7 +205,7 @@ class BasicDataLoader(Generic[T]):
     def _prepare(self) -> None:
         """Do work that is needed later, while workers make the first batch."""
 
-    def _record(self, position: Position, step: Step) -> None:
+    def _record(self, position: LoaderPosition, step: Step) -> None:
         """Record a step, after which the loader is at ``position``."""
 
     def _pinned(self, value: Any) -> Any:
@@ -253,159 +237,18 @@ class BasicDataLoader(Generic[T]):
 
     def close(self) -> None:
         """End the workers. Iterating again starts new ones, after the last batch that was returned."""
-        publisher, self._publisher = self._publisher, None
-        if publisher is not None:
-            publisher.close()
+        self._unpublish()
         self._end_session()
 
     def _end_session(self) -> None:
         with self._lock:
             session, self._session = self._session, None
             if session is not None:
-                self._restarts += session.restarts
-                self._report += session.report()
+                self._count(session)
         if session is not None:
             if self._trace is not None:
                 self._trace.closing(session)
             session.close()
-
-    def io_counters(self) -> CounterSnapshot:
-        """Return the requests, bytes, retries and errors of this loader's readers since iteration began.
-
-        A worker's counts are those at the time when it made the batch that was last taken from it.
-        """
-        return CounterSnapshot() if self._session is None else self._session.report().io
-
-    def stats(self) -> LoaderStats:
-        """Return statistics of this rank, and a verdict on what limits it.
-
-        Workers' counts are those at the time when they made the batch that was last taken from them.
-
-        Example:
-            >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
-            >>> dataset = get_val_dataset("captions", batch_size=4, worker_config=WorkerConfig(0, 1, 0))
-            >>> loader = get_loader(dataset)
-            >>> stats = [loader.stats() for batch in loader][-1]
-            >>> stats.batches, stats.samples, stats.io.total_requests
-            (2, 8, 0)
-        """
-        with self._lock:
-            report = self._report if self._session is None else self._report + self._session.report()
-            restarts = self.worker_restarts
-        config = self.worker_config
-        return self._meter.stats(config.rank, config.num_workers, report, restarts)
-
-    @overload
-    def progress(self, batches: None = None, *, total: int | None = None, **options: Any) -> Iterator[T]: ...
-
-    @overload
-    def progress(
-        self, batches: Iterable[T_other], *, total: int | None = None, **options: Any
-    ) -> Iterator[T_other]: ...
-
-    def progress(
-        self, batches: Iterable[Any] | None = None, *, total: int | None = None, **options: Any
-    ) -> Iterator[Any]:
-        """Iterate beside a line of ``tqdm`` with the rate in samples and the share of waiting.
-
-        Args:
-            batches: What to iterate, such as ``prefetch_to_device(loader, "cuda")``; None for the loader.
-            total: Number of batches; None for those of a pass.
-            **options: Further arguments of ``tqdm``. By default, the line is shown on a terminal only.
-
-        Example:
-            >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
-            >>> dataset = get_val_dataset("captions", batch_size=4, worker_config=WorkerConfig(0, 1, 0))
-            >>> sum(len(batch.caption) for batch in get_loader(dataset).progress())
-            8
-        """
-        from energon_stream.loader.observe.bar import progress
-
-        length = len(self) if total is None else total
-        return progress(self.stats, self if batches is None else batches, length, options)
-
-    def log_stats(self, writer: Any, step: int) -> None:
-        """Write statistics since the last call as scalars of a step; see :meth:`LoaderStats.scalars`.
-
-        Args:
-            writer: A ``SummaryWriter`` of TensorBoard, a run of Weights & Biases or the module ``wandb``, or
-                any object with ``log_metrics(values, step=)``.
-            step: The training step.
-
-        Raises:
-            ConfigError: The writer takes no scalars.
-
-        Example:
-            >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
-            >>> dataset = get_val_dataset("captions", batch_size=4, worker_config=WorkerConfig(0, 1, 0))
-            >>> class Writer:
-            ...     def log_metrics(self, values, step):
-            ...         print(step, values["energon_stream/retries"])
-            >>> loader = get_loader(dataset)
-            >>> for step, batch in enumerate(loader):
-            ...     loader.log_stats(Writer(), step)
-            0 0.0
-            1 0.0
-        """
-        write_scalars(writer, self._recent.take(self.stats()).scalars(), step)
-
-    def log_every(self, seconds: float = 60.0) -> AbstractContextManager[None]:
-        """Log a line of statistics every so many seconds within a block, and one at its end.
-
-        The logger is ``energon_stream.stats``, the level ``INFO``. Records have the attributes ``rank``,
-        ``samples_per_second``, ``waiting`` and ``verdict``, and ``stats`` with everything as plain values. A
-        line is about the time since the one before.
-
-        Raises:
-            ConfigError: ``seconds`` is not positive.
-
-        Example:
-            >>> import logging, sys
-            >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
-            >>> dataset = get_val_dataset("captions", batch_size=4, worker_config=WorkerConfig(0, 1, 0))
-            >>> loader = get_loader(dataset)
-            >>> with loader.log_every(60):
-            ...     batches = list(loader)
-        """
-        return log_every(self.stats, seconds)
-
-    def trace(self, path: str | os.PathLike[str], *, seconds: float | None = None) -> Trace:
-        """Record requests, looks at stacks, and the loop's waits, for Perfetto or ``chrome://tracing``.
-
-        The record begins with this call. It ends with the ``with`` block, with ``close()``, or after some
-        seconds, and the file is written then. It has the events of this process and of the loader's workers.
-
-        Args:
-            path: Local file to write.
-            seconds: Seconds after which the record ends by itself; None for no such end.
-
-        Raises:
-            ConfigError: ``seconds`` is not positive, or this process records another trace.
-            StorageError: The file cannot be written.
-
-        Example:
-            >>> import json
-            >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
-            >>> dataset = get_val_dataset("captions", batch_size=4, worker_config=WorkerConfig(0, 1, 0))
-            >>> loader = get_loader(dataset)
-            >>> with loader.trace("trace.json"):
-            ...     batches = list(loader)
-            >>> events = json.load(open("trace.json"))["traceEvents"]
-            >>> [event["args"]["samples"] for event in events if event.get("cat") == "batch"]
-            [4, 4]
-        """
-        self._trace = Trace(path, seconds, lambda: self._session)
-        return self._trace
-
-    @property
-    def worker_pids(self) -> tuple[int, ...]:
-        """Process ids of the running workers."""
-        return () if self._session is None else self._session.pids
-
-    @property
-    def worker_restarts(self) -> int:
-        """Workers that took the place of one that died or hung, since the loader was made."""
-        return self._restarts + (0 if self._session is None else self._session.restarts)
 
     def config(self) -> dict[str, Any]:
         """Return the pipeline and the topology as plain values."""

@@ -24,25 +24,20 @@ OnWorkerHang: TypeAlias = Literal["warn", "raise", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """Options of workers and watchdog; see :func:`energon_stream.get_loader`.
+    """Options of workers and watchdog: those of :func:`energon_stream.get_loader`, and three of the library.
 
     Raises ConfigError if an option is impossible.
     """
 
-    prefetch_factor: int = 2  # batches that each worker keeps ready for each of its streams
-    # One of ``multiprocessing.get_all_start_methods()``; None to choose: see ``loader/start.py``.
+    prefetch_factor: int = 2
     start_method: str | None = None
-    # Size of the shared memory of each worker, for batches on the way to the main process.
-    shared_bytes: int = 256 << 20
-    # Seconds without a batch after which the stacks are logged; None for never.
     watchdog_timeout_seconds: float | None = 60.0
-    # The same for the first batch; None for ``watchdog_timeout_seconds``.
     watchdog_initial_timeout_seconds: float | None = None
-    fail_on_timeout: bool = False  # Megatron-Energon's name of ``on_worker_hang="raise"``
+    fail_on_timeout: bool = False
     on_worker_death: OnWorkerDeath = "raise"
     on_worker_hang: OnWorkerHang = "warn"
-    # Pool that cookers and hooks fetch with; each worker has its own share of it.
     cache_pool: CachePool | None = None
+    shared_bytes: int = 256 << 20  # of each worker, for batches on the way to the main process
     # Makes a tracker of streams, given their states and weights that were set, that notes what differs from
     # the plan; None for none.
     tracker: MakeTracker | None = None
@@ -72,7 +67,7 @@ class LoaderOptions:
 
     @property
     def hang_action(self) -> OnWorkerHang:
-        """The answer to a hang, from both of its names."""
+        """The answer to a hang, by either of its names."""
         return "raise" if self.fail_on_timeout else self.on_worker_hang
 
     def time_out(self, is_first: bool) -> float | None:

@@ -28,7 +28,7 @@ from energon_stream.tables.costs import mean_costs
 from energon_stream.urls import is_local, shown_url
 
 if TYPE_CHECKING:
-    from energon_stream.loader.position import Position
+    from energon_stream.loader.position import LoaderPosition
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
     from energon_stream.worker import WorkerConfig
@@ -107,7 +107,7 @@ class MixtureReport:
         return "\n".join(lines)
 
 
-def mixture_of(dataset: SavableDataset[Any], position: Position) -> MixtureReport:
+def mixture_of(dataset: SavableDataset[Any], position: LoaderPosition) -> MixtureReport:
     """Count what each source has given to a rank. Raises WeightsError if the pipeline reads no dataset."""
     readers = list(find_readers(dataset))
     if not readers:
@@ -143,7 +143,7 @@ def mixture_of(dataset: SavableDataset[Any], position: Position) -> MixtureRepor
 
 
 def changed(
-    dataset: SavableDataset[Any], position: Position, weights: Mapping[str, float], step: int | None
+    dataset: SavableDataset[Any], position: LoaderPosition, weights: Mapping[str, float], step: int | None
 ) -> tuple[WeightChange, ...]:
     """Return the weights that were set, with others from a step on; the same on all ranks.
 
@@ -194,7 +194,7 @@ def is_live(dataset: SavableDataset[Any]) -> bool:
     return any(isinstance(each.plan, BlendPlan) and each.plan.is_live for _, each in find_readers(dataset))
 
 
-def steps_of(dataset: SavableDataset[Any], position: Position) -> tuple[int, int]:
+def steps_of(dataset: SavableDataset[Any], position: LoaderPosition) -> tuple[int, int]:
     """Return a loader's next step, and the batches of the job before it; the same on all ranks."""
     config = dataset.worker_config
     batches = {stream: state["batches"] if state else 0 for stream, state in position.states.items()}
@@ -218,19 +218,19 @@ def check_changes(dataset: SavableDataset[Any], changes: tuple[WeightChange, ...
         )
 
 
-def _step_from(batch: int, config: WorkerConfig, position: Position) -> int:
+def _step_from(batch: int, config: WorkerConfig, position: LoaderPosition) -> int:
     """Return the first step without a batch of the job before a given one."""
     step, begin = position.begun
     return step + max(0, -(-(batch - begin) // config.world_size))
 
 
-def _batch_of(step: int, config: WorkerConfig, position: Position) -> int:
+def _batch_of(step: int, config: WorkerConfig, position: LoaderPosition) -> int:
     """Return the first batch of the job of a step: each step since the loader began has one of each rank."""
     first, begin = position.begun
     return begin + max(0, step - first) * config.world_size
 
 
-def _first_step(dataset: SavableDataset[Any], position: Position, path: str, per_batch: int) -> int:
+def _first_step(dataset: SavableDataset[Any], position: LoaderPosition, path: str, per_batch: int) -> int:
     """Return the first step of which no sample is chosen yet."""
     config = dataset.worker_config
     possible = [

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from energon_stream.pipeline.stream_runner import Rotation
+from energon_stream.pipeline.stream_runner import Rotation, StreamRunner
 
 if TYPE_CHECKING:
+    from energon_stream.loader.loader_options import LoaderOptions
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
     from energon_stream.pipeline.stream_runner import Step
     from energon_stream.schedule import WeightChange
 
 
-class Position(NamedTuple):
-    """The place of a rank between two batches."""
+class LoaderPosition(NamedTuple):
+    """The place of a rank, or of one of its workers, between two batches."""
 
-    rotation: Rotation  # of the rank's streams
+    rotation: Rotation  # of the streams
     states: dict[int, State]  # of each stream; None before its first batch
     begins_pass: bool = False  # whether the last step ended a pass
     changes: tuple[WeightChange, ...] = ()  # weights that the program set for the mixture
@@ -24,20 +26,31 @@ class Position(NamedTuple):
     begun: tuple[int, int] = (0, 0)
 
     @classmethod
-    def start(cls, dataset: SavableDataset[Any]) -> Position:
+    def start(cls, dataset: SavableDataset[Any]) -> LoaderPosition:
         """Return the position before the first batch."""
         rotation = Rotation.start(dataset, dataset.worker_config.streams)
         return cls(rotation, dict.fromkeys(rotation.streams))
+
+    def of_streams(self, streams: Sequence[int]) -> LoaderPosition:
+        """Return the position of a worker that serves only some of the streams."""
+        states = {stream: self.states[stream] for stream in streams}
+        return LoaderPosition(self.rotation.of_streams(streams), states, changes=self.changes)
 
     def next_stream(self) -> int:
         """Return the stream of which the next step is."""
         return self.rotation.current()
 
-    def after(self, step: Step) -> Position:
+    def after(self, step: Step) -> LoaderPosition:
         """Return the position after the next step."""
         rotation = self.rotation.copy()
         states = {**self.states, step.stream: step.state}
         if step.ended:
-            return Position(rotation, states, rotation.end_stream(), *self[3:])
+            return LoaderPosition(rotation, states, rotation.end_stream(), *self[3:])
         rotation.advance()
-        return Position(rotation, states, False, *self[3:])
+        return LoaderPosition(rotation, states, False, *self[3:])
+
+    def open_runner(self, dataset: SavableDataset[Any], options: LoaderOptions) -> StreamRunner:
+        """Open the streams in this process."""
+        rotation = self.rotation.copy()
+        note = None if options.tracker is None else options.tracker(self.states, self.changes).note
+        return StreamRunner(dataset, rotation.streams, self.states, rotation, self.changes, note)

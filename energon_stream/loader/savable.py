@@ -15,7 +15,7 @@ from energon_stream.lineage.recorder import RunRecorder
 from energon_stream.lineage.tracker import Tracker
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.mixture_control import check_changes, is_live, steps_of
-from energon_stream.loader.position import Position
+from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.ranks import broadcast_states, gather_states
 from energon_stream.logs import warn_deprecated
 from energon_stream.state import (
@@ -110,7 +110,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         if self._recorder is not None:
             self._recorder.begin(self._position.rotation, self._position.states, self._position.changes)
 
-    def _record(self, position: Position, step: Step) -> None:
+    def _record(self, position: LoaderPosition, step: Step) -> None:
         if self._recorder is not None:
             self._recorder.add(position.rotation, position.states, step)
 
@@ -165,7 +165,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             raise ConfigError(f"on_change is {chosen!r}", hint=f"use one of {', '.join(get_args(OnChange))}")
         self.restore_report = None
         if state is None:
-            self._position = Position.start(self.dataset)
+            self._position = LoaderPosition.start(self.dataset)
             if self._recorder is not None:
                 self._recorder.restore(None, {})
             return
@@ -177,7 +177,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         )
         check_changes(self.dataset, changes)
         states = _copied({stream: streams.get(stream) for stream in rotation.streams})
-        self._position = Position(rotation, states, changes=changes, begun=begun)
+        self._position = LoaderPosition(rotation, states, changes=changes, begun=begun)
         if self._recorder is not None:
             self._recorder.restore(read_rank_state(state).get("run"), self._position.states)
         self.restore_report = report

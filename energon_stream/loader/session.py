@@ -4,51 +4,32 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from energon_stream.loader.observe.activity import Activity
 from energon_stream.loader.observe.meter import Reporter
+from energon_stream.loader.observe.monitor import Activity
+from energon_stream.loader.observe.observed import Observed
 from energon_stream.loader.observe.watchdog import Watchdog
 from energon_stream.loader.resources import limit_error
 from energon_stream.loader.workers import Workers
 from energon_stream.media import use_pool
-from energon_stream.pipeline.stream_runner import Rotation, Step, StreamRunner
 
 if TYPE_CHECKING:
     from energon_stream.loader.loader_options import LoaderOptions
     from energon_stream.loader.observe.stats import ProcessReport
-    from energon_stream.loader.position import Position
+    from energon_stream.loader.position import LoaderPosition
     from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.node import State
-    from energon_stream.schedule import WeightChange
+    from energon_stream.pipeline.stream_runner import Step
 
 _log = logging.getLogger(__name__)
 
 
-class Session(Protocol):
+class Session(Observed, Protocol):
     """The running streams of one rank."""
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the workers."""
-
-    @property
-    def restarts(self) -> int:
-        """Workers that took the place of others."""
 
     def step(self, stream: int) -> Step:
         """Return the next step; the rotation decides that it is one of ``stream``."""
-
-    def report(self) -> ProcessReport:
-        """Return the counters and the profile so far."""
-
-    def start_trace(self) -> None:
-        """Have workers record their events."""
-
-    def stop_trace(self, folder: str) -> None:
-        """Have workers write their events to files of a folder, and record no more."""
 
     def close(self) -> None:
         """End workers and close readers."""
@@ -61,12 +42,7 @@ class _InProcess:
     restarts = 0
 
     def __init__(
-        self,
-        dataset: SavableDataset[Any],
-        states: Mapping[int, State],
-        rotation: Rotation,
-        options: LoaderOptions,
-        changes: tuple[WeightChange, ...],
+        self, dataset: SavableDataset[Any], position: LoaderPosition, options: LoaderOptions
     ) -> None:
         self._reporter = Reporter()
         self._pool = options.cache_pool
@@ -76,10 +52,9 @@ class _InProcess:
             tell = partial(_tell_late, threading.get_ident())
             first = options.time_out(is_first=True)
             self._watchdog = Watchdog(seconds, first, tell, dump_stacks=False, enabled=False)
-        take_note = None if options.tracker is None else options.tracker(states, changes).note
         try:
             with use_pool(self._pool):
-                self._runner = StreamRunner(dataset, rotation.streams, states, rotation, changes, take_note)
+                self._runner = position.open_runner(dataset, options)
         except BaseException:
             self._reporter.close()
             raise
@@ -125,7 +100,7 @@ def _tell_late(ident: int) -> None:
     )
 
 
-def open_session(dataset: SavableDataset[Any], position: Position, options: LoaderOptions) -> Session:
+def open_session(dataset: SavableDataset[Any], position: LoaderPosition, options: LoaderOptions) -> Session:
     """Start running a rank's streams at a position."""
     kind = _InProcess if dataset.worker_config.num_workers == 0 else Workers
-    return kind(dataset, position.states, position.rotation.copy(), options, position.changes)
+    return kind(dataset, position, options)

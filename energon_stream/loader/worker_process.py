@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +18,15 @@ from energon_stream.loader.channel import ParentGoneError, Sender, Wire, close_i
 from energon_stream.loader.observe.meter import Reporter
 from energon_stream.loader.observe.monitor import answer_monitor
 from energon_stream.loader.resources import keep_freed_memory, limit_error
-from energon_stream.loader.worker_signals import leave_signals_to_main
-from energon_stream.media import CachePool, use_pool
-from energon_stream.pipeline.stream_runner import Rotation, StreamRunner
+from energon_stream.media import use_pool
 from energon_stream.samples.batch_memory import use_batch_memory
 from energon_stream.tracing import start_recording
 
 if TYPE_CHECKING:
-    from energon_stream.loader.loader_options import MakeTracker
+    from energon_stream.loader.loader_options import LoaderOptions
+    from energon_stream.loader.position import LoaderPosition
     from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.node import State
-    from energon_stream.schedule import WeightChange
+    from energon_stream.pipeline.stream_runner import StreamRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,41 +49,70 @@ class Failure:
         return cls(packed, f"{type(error).__name__}: {error}", trace)
 
 
+_FOR_MAIN = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR2") if hasattr(signal, name)]
+"""Signals that reach the whole process group, and are for the main process.
+
+Slurm, Kubernetes and terminals signal all processes. The main process then saves and ends, and needs workers
+that go on until it closes them. A forked worker has inherited the handlers of the program, which must not
+run twice.
+"""
+_HELD = [signal.SIGINT, *_FOR_MAIN, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold signals back while a worker is started, which inherits that until it leaves them to main."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_signals_to_main() -> None:
+    """Ignore signals to the whole group in this process, a worker. SIGKILL ends it.
+
+    A function that does nothing handles them rather than ``SIG_IGN``, which programs that the worker starts
+    would inherit.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _FOR_MAIN:
+        signal.signal(number, lambda _number, _frame: None)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+
+
 def run_worker(
     wire: Wire,
     dataset: SavableDataset[Any],
-    streams: list[int],
-    states: Mapping[int, State],
-    rotation: Rotation,
-    changes: tuple[WeightChange, ...] = (),
-    cache_pool: CachePool | None = None,
+    position: LoaderPosition,
+    options: LoaderOptions,
     environment: Mapping[str, str] | None = None,
-    make_tracker: MakeTracker | None = None,
-    is_traced: bool = False,
 ) -> None:
-    """Produce the elements of some streams until the parent goes away.
+    """Produce the elements of a position's streams until the parent goes away.
 
-    ``environment`` replaces that of the process, unless it is None. ``is_traced`` records events from here
-    on, before the first request; the main process can ask for a record later as well.
+    ``environment`` replaces that of the process, unless it is None.
     """
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
     begin_child()
-    if is_traced:
+    if options.is_traced:
         start_recording()
     close_inherited_ends()
     answer_monitor(wire.child_monitor)
-    leave_signals_to_main()
+    _leave_signals_to_main()
     torch.set_num_threads(1)
     keep_freed_memory()
     sender = Sender(wire)
     use_batch_memory(sender)
     runner: StreamRunner | None = None
     try:
-        with contextlib.closing(Reporter()) as reporter, use_pool(cache_pool):
-            take_note = None if make_tracker is None else make_tracker(states, changes).note
-            runner = StreamRunner(dataset, streams, states, rotation, changes, take_note)
+        with contextlib.closing(Reporter()) as reporter, use_pool(options.cache_pool):
+            runner = position.open_runner(dataset, options)
             while True:
                 step = runner.step_any()
                 ended = step.ended
@@ -103,5 +131,5 @@ def run_worker(
     finally:
         if runner is not None:
             runner.close()
-        if cache_pool is not None:
-            cache_pool.close()
+        if options.cache_pool is not None:
+            options.cache_pool.close()

@@ -10,7 +10,7 @@ import pickle
 import select
 import signal
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +21,16 @@ from energon_stream.loader.observe.monitor import Monitor
 from energon_stream.loader.observe.stats import ProcessReport
 from energon_stream.loader.resources import limit_error
 from energon_stream.loader.start import choose_start_method, start_process
-from energon_stream.loader.worker_process import Failure, run_worker
-from energon_stream.loader.worker_signals import signals_held
-from energon_stream.pipeline.stream_runner import Rotation, Step
+from energon_stream.loader.worker_process import Failure, run_worker, signals_held
+from energon_stream.pipeline.stream_runner import Step
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
 
     from energon_stream.loader.loader_options import LoaderOptions
+    from energon_stream.loader.position import LoaderPosition
     from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.node import State
-    from energon_stream.schedule import WeightChange
 
 _log = logging.getLogger(__name__)
 
@@ -47,16 +45,14 @@ _CHECK_SECONDS = 1.0
 where a process that the worker started has inherited them."""
 
 
-class Worker:
+class LoaderWorker:
     """Runs some streams in a process, and knows the position of the last step that came from there.
 
     Args:
         number: Number of the worker, among those of the loader.
         dataset: The loader's dataset.
-        states: States of the streams.
-        rotation: Rotation of the worker's streams.
+        position: Position of the worker's streams.
         options: The loader's options.
-        changes: Weights that the program set for the mixture.
         method: The way to start the first process.
 
     Attributes:
@@ -67,20 +63,15 @@ class Worker:
         self,
         number: int,
         dataset: SavableDataset[Any],
-        states: Mapping[int, State],
-        rotation: Rotation,
+        position: LoaderPosition,
         options: LoaderOptions,
-        changes: tuple[WeightChange, ...],
         method: str,
     ) -> None:
         self.restarts: int = 0
-        self._is_traced = options.is_traced
         self._number = number
         self._dataset = dataset
-        self._states = {stream: states[stream] for stream in rotation.streams}
-        self._rotation = rotation
+        self._position = position
         self._options = options
-        self._changes = changes
         self._restarts_in_a_row = 0
         self._awaits_answer = False  # whether its last message, the end of a pass, was not acknowledged yet
         self._report = ProcessReport()
@@ -89,8 +80,7 @@ class Worker:
 
     def _start(self, method: str) -> None:
         """Start a process at the present position."""
-        options, rotation = self._options, self._rotation
-        streams = list(rotation.streams)
+        options, streams = self._options, self._position.rotation.streams
         self._method = method
         self._has_sent = False  # whether this process has sent a message
         context: BaseContext = multiprocessing.get_context(method)
@@ -98,18 +88,9 @@ class Worker:
         environment = dict(os.environ) if method == "forkserver" else None
         try:
             wire = Wire(options.shared_bytes, options.prefetch_factor * len(streams))
-            place = (streams, self._states, rotation, self._changes)
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
-                args=(
-                    wire,
-                    self._dataset,
-                    *place,
-                    options.cache_pool,
-                    environment,
-                    options.tracker,
-                    self._is_traced,
-                ),
+                args=(wire, self._dataset, self._position, options, environment),
                 daemon=True,
             )
             # A fork server would keep signals from all of its children.
@@ -167,17 +148,9 @@ class Worker:
             self._awaits_answer = True
         else:
             self._receiver.acknowledge()
-        self._follow(step)
+        self._position.next_stream()
+        self._position = self._position.after(step)
         return step
-
-    def _follow(self, step: Step) -> None:
-        """Move to the position after a step, as the runner in the worker did."""
-        self._states[step.stream] = step.state
-        self._rotation.current()
-        if step.ended:
-            self._rotation.end_stream()
-        else:
-            self._rotation.advance()
 
     def _receive(self) -> Any:
         """Return the next message, of this process or of a new one in its place."""
@@ -258,8 +231,8 @@ class Worker:
 
     def _replace(self, lost: WorkerError) -> None:
         """Start a new process after the last step that came from the lost one."""
-        stream = self._rotation.current()
-        state = self._states[stream]
+        stream = self._position.next_stream()
+        state = self._position.states[stream]
         place = f"batch {0 if state is None else state['batches']} of stream {stream}"
         if self._restarts_in_a_row >= RESTARTS_IN_A_ROW:
             raise WorkerError(
@@ -273,17 +246,17 @@ class Worker:
         self.restarts += 1
         self._restarts_in_a_row += 1
         # Chosen anew: the program may have initialized CUDA since the last start.
-        values = (self._dataset, self._states, self._rotation, self._options.cache_pool)
+        values = (self._dataset, self._position, self._options)
         self._start(choose_start_method(self._options.start_method, values))
 
     def start_trace(self) -> None:
         """Have the process record its events, and those that take its place."""
-        self._is_traced = True
+        self._options = replace(self._options, is_traced=True)
         self._monitor.start_trace()
 
     def stop_trace(self, folder: str) -> None:
         """Have the process write its events to a file of a folder."""
-        self._is_traced = False
+        self._options = replace(self._options, is_traced=False)
         if not self._monitor.stop_trace(os.path.join(folder, f"{self._number}.json")):
             _log.warning("worker %d (process %d) wrote no trace", self._number, self.pid)
 
@@ -314,26 +287,21 @@ class Workers:
     stream."""
 
     def __init__(
-        self,
-        dataset: SavableDataset[Any],
-        states: Mapping[int, State],
-        rotation: Rotation,
-        options: LoaderOptions,
-        changes: tuple[WeightChange, ...],
+        self, dataset: SavableDataset[Any], position: LoaderPosition, options: LoaderOptions
     ) -> None:
-        self._workers: list[Worker] = []
+        self._workers: list[LoaderWorker] = []
         # At the end of the program, multiprocessing would send SIGTERM, which workers leave to the main
         # process, and then wait for them. So they are ended before, with this priority.
         self._end = util.Finalize(self, _end_workers, (self._workers,), exitpriority=100)
-        self._owner: dict[int, Worker] = {}
+        self._owner: dict[int, LoaderWorker] = {}
         config = dataset.worker_config
-        method = choose_start_method(options.start_method, (dataset, states, rotation, options.cache_pool))
+        method = choose_start_method(options.start_method, (dataset, position, options))
         try:
             for number in range(config.num_workers):
                 streams = config.worker_streams(number)
                 if streams:
-                    own = rotation.of_streams(streams)
-                    worker = Worker(number, dataset, states, own, options, changes, method)
+                    own = position.of_streams(streams)
+                    worker = LoaderWorker(number, dataset, own, options, method)
                     self._workers.append(worker)
                     self._owner.update(dict.fromkeys(streams, worker))
         except BaseException:
@@ -366,7 +334,7 @@ class Workers:
         self._end()
 
 
-def _end_workers(workers: list[Worker]) -> None:
+def _end_workers(workers: list[LoaderWorker]) -> None:
     for worker in workers:
         worker.hang_up()
     deadline = time.monotonic() + _JOIN_SECONDS  # of all workers together

@@ -181,7 +181,7 @@ def test_another_length_is_refused_and_the_right_one_named():
             Job(epochs, length, world, 0, states)
     with pytest.raises(StateMismatchError, match=r"this dataset has no virtual epochs\. .*=36:"):
         Job(limits, 36, 1, 0, states)
-    with pytest.raises(StateMismatchError, match="leave virtual_epoch_length out"):
+    with pytest.raises(StateMismatchError, match="Leave virtual_epoch_length out"):
         Job(epochs, 36, 2, 0, Job(limits, 36, 1, 0, None).close())
     odd = Job(epochs, 10, 2, 0, None).close()
     with pytest.raises(StateMismatchError, match=r"10 batches cannot be dealt to 4 ranks; .* \[1, 2\] ranks"):

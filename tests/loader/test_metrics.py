@@ -147,7 +147,7 @@ def test_seconds_must_be_positive(folder):
 
 
 def test_a_bar_yields_the_batches_and_says_rate_and_waiting(folder, monkeypatch):
-    monkeypatch.setattr("energon_stream.loader.observe.bar._SECONDS", 0.0)
+    monkeypatch.setattr("energon_stream.loader.observe.metrics._BAR_SECONDS", 0.0)
     file, loader = io.StringIO(), open_loader(folder)
     shown = loader.progress(file=file, disable=False, mininterval=0)
     assert sum(len(batch["__key__"]) for batch in shown) == SAMPLES

@@ -31,8 +31,7 @@ from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.loader import workers as workers_module
 from energon_stream.loader.channel import Receiver, Wire
 from energon_stream.loader.observe import monitor as monitor_module
-from energon_stream.loader.observe.activity import Activity
-from energon_stream.loader.observe.monitor import Monitor
+from energon_stream.loader.observe.monitor import Activity, Monitor
 from energon_stream.pipeline import BatchDataset, EpochizeDataset, MapDataset, RepeatDataset
 from energon_stream.state import dumps, loads
 from energon_stream.testing.datasets import prepared_binary_dataset

@@ -6,11 +6,12 @@ Everything here looks at ``loader.stats()`` from outside, when somebody asks for
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.threads import Repeater
@@ -18,7 +19,12 @@ from energon_stream.threads import Repeater
 if TYPE_CHECKING:
     from energon_stream.loader.observe.stats import LoaderStats
 
+T = TypeVar("T")
+
 log: logging.Logger = logging.getLogger("energon_stream.stats")
+
+_BAR_SECONDS = 1.0
+"""Time that a bar's rate and share of waiting stand for, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ def write_scalars(writer: Any, values: Mapping[str, float], step: int) -> None:
 
 @contextmanager
 def log_every(read: Callable[[], LoaderStats], seconds: float) -> Iterator[None]:
-    """Log a line every so many seconds; see :meth:`BasicDataLoader.log_every`."""
+    """Log a line at intervals; see :meth:`BasicDataLoader.log_every`."""
     if not seconds > 0:
         raise ConfigError(f"seconds is {seconds}", hint="use a positive number")
     tell = partial(_log_line, read, Recent(read()))
@@ -111,6 +117,27 @@ def log_every(read: Callable[[], LoaderStats], seconds: float) -> Iterator[None]
     finally:
         repeater.close()
         tell()
+
+
+def progress(
+    read: Callable[[], LoaderStats], batches: Iterable[T], total: int | None, options: Mapping[str, Any]
+) -> Iterator[T]:
+    """Yield batches beside a bar; see :meth:`BasicDataLoader.progress`."""
+    from tqdm import tqdm
+
+    recent, taken_at, iterator = Recent(read()), time.monotonic(), iter(batches)
+    with tqdm(total=total, **{"unit": "batch", "disable": None, "dynamic_ncols": True, **options}) as bar:
+        while True:
+            try:
+                batch = [next(iterator)]
+            except StopIteration:
+                return
+            if not bar.disable and (now := time.monotonic()) - taken_at >= _BAR_SECONDS:
+                stats, taken_at = recent.take(read()), now
+                text = f"{stats.samples_per_second:,.0f} samples/s, waiting {stats.waiting:.0%}"
+                bar.set_postfix_str(text, refresh=False)
+            bar.update()
+            yield batch.pop()  # keeps no reference, so the batch is freed as soon as the loop drops it
 
 
 def _log_line(read: Callable[[], LoaderStats], recent: Recent) -> None:

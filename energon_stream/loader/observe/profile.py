@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.decode import FileStoreDecoder
-from energon_stream.loader.channel import Sender
 from energon_stream.pipeline.batching import BatchMaker
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.stream_runner import StreamRunner
@@ -24,6 +23,8 @@ from energon_stream.tracing import current_recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 STORE, DECODE, ENCODE, COLLATE = "store", "decode", "encode", "collate"
 CHANNEL, CONSUMER, LOADER = "channel", "consumer", "loader"
@@ -34,15 +35,23 @@ process; waiting for the training loop; and the loader's own work."""
 _SECONDS = 0.05
 """Between two looks."""
 
-_CODES: Mapping[CodeType, str] = {
+_CODES: dict[CodeType, str] = {
     futures.Future.result.__code__: STORE,
     futures.wait.__code__: STORE,
     FailureGuard.call.__code__: ENCODE,
     BatchMaker.make.__code__: COLLATE,
-    Sender._take_acknowledgement.__code__: CONSUMER,
-    Sender.send.__code__: CHANNEL,
     StreamRunner.step_any.__code__: LOADER,
 }
+
+
+def counts_as(cause: str) -> Callable[[F], F]:
+    """Mark a function in which time is spent on a cause."""
+
+    def mark(function: F) -> F:
+        _CODES[function.__code__] = cause
+        return function
+
+    return mark
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,23 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.threads import thread_errors
 from energon_stream.tracing import start_recording, stop_recording
 
-if TYPE_CHECKING:
-    from energon_stream.loader.session import Session
-
 _log = logging.getLogger(__name__)
+
+
+class Traced(Protocol):
+    """Workers that can record their events."""
+
+    def start_trace(self) -> None:
+        """Have workers record their events."""
+
+    def stop_trace(self, folder: str) -> None:
+        """Have workers write their events to files of a folder, and record no more."""
 
 
 class Trace:
@@ -31,7 +38,7 @@ class Trace:
     Args:
         path: File to write.
         seconds: Seconds after which the trace ends by itself; None for no such end.
-        session: Returns the loader's session, if it has one.
+        session: Returns the loader's running workers; None if it has none.
 
     Raises:
         ConfigError: ``seconds`` is not positive, or this process records another trace.
@@ -39,7 +46,7 @@ class Trace:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], seconds: float | None, session: Callable[[], Session | None]
+        self, path: str | os.PathLike[str], seconds: float | None, session: Callable[[], Traced | None]
     ) -> None:
         if seconds is not None and not seconds > 0:
             raise ConfigError(f"seconds is {seconds}", hint="use a positive number")
@@ -69,7 +76,7 @@ class Trace:
         with self._lock:
             return not self._is_over
 
-    def closing(self, session: Session) -> None:
+    def closing(self, session: Traced) -> None:
         """Take the events of workers that are about to end, unless that was done."""
         with self._lock:
             if not self._is_over:
