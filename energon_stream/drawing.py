@@ -24,8 +24,8 @@ _FRAME = "border:1px solid currentColor;border-radius:6px;padding:2px 10px;text-
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
-    """A dataset in a drawing, with the boxes that it reads from.
+class Drawing:
+    """A dataset as a box, with the boxes that it reads from.
 
     Attributes:
         title: What it is; empty for a mixture within a mixture.
@@ -35,17 +35,17 @@ class Box:
         more: Number of further inner boxes, which are not shown.
 
     Example:
-        >>> print(Box("Batch", ("size=2",), (Box("a", label="0.5"), Box("b", label="0.5"))).line())
-        Batch(0.5: a, 0.5: b, size=2)
+        >>> print(Drawing("Batch", ("size=2",), (Drawing("a"), Drawing("b", label="0.5"))).line())
+        Batch(a, 0.5: b, size=2)
     """
 
     title: str
     details: tuple[str, ...] = ()
-    inner: tuple[Box, ...] = ()
+    inner: tuple[Drawing, ...] = ()
     label: str = ""
     more: int = 0
 
-    def labelled(self, label: str) -> Box:
+    def labelled(self, label: str) -> Drawing:
         """Return this box with a label."""
         return replace(self, label=label)
 
@@ -110,7 +110,7 @@ def brief(value: object, **fields: object) -> str:
     """Return a ``repr`` in one line for a value with large arrays.
 
     Example:
-        >>> brief(Box("a"), boxes=3)
-        'Box(boxes=3)'
+        >>> brief(Drawing("a"), boxes=3)
+        'Drawing(boxes=3)'
     """
     return f"{type(value).__name__}({', '.join(f'{name}={field}' for name, field in fields.items())})"

@@ -31,11 +31,11 @@ class _Event(NamedTuple):
     values: dict[str, Any]
 
 
-class Recorder:
+class TraceRecorder:
     """Events of this process. Threads may add them at the same time.
 
     Example:
-        >>> recorder = Recorder()
+        >>> recorder = TraceRecorder()
         >>> recorder.add("get", "request", 1.0, 1.5, object="a.tar")
         >>> [(event["name"], event["dur"]) for event in recorder.events("worker") if event["ph"] == "X"]
         [('get', 500000.0)]
@@ -109,24 +109,24 @@ def _merged(events: list[_Event]) -> Iterator[_Event]:
             yield last
 
 
-_recorder: Recorder | None = None
+_recorder: TraceRecorder | None = None
 
 
-def current_recorder() -> Recorder | None:
+def current_recorder() -> TraceRecorder | None:
     """Return the recorder of this process; None while nothing is recorded."""
     return _recorder
 
 
-def start_recording() -> Recorder:
+def start_recording() -> TraceRecorder:
     """Begin to record. Raises ConfigError if this process records already."""
     global _recorder
     if _recorder is not None:
         raise ConfigError("this process records a trace already", hint="end that one first")
-    _recorder = Recorder()
+    _recorder = TraceRecorder()
     return _recorder
 
 
-def stop_recording() -> Recorder | None:
+def stop_recording() -> TraceRecorder | None:
     """End the record, and return it."""
     global _recorder
     found, _recorder = _recorder, None

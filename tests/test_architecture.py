@@ -108,6 +108,18 @@ def test_the_core_does_not_name_compat():
     assert not [str(path) for path in sorted(core | stubs) if re.search(r"\bcompat\b", path.read_text())]
 
 
+def test_observers_know_nothing_of_the_loader_that_they_observe():
+    loader, observers = "energon_stream.loader", "energon_stream.loader.observe"
+    found = [
+        (module, other)
+        for module, path in MODULES.items()
+        if module.startswith(observers)
+        for other in imports(path)
+        if other.startswith(loader) and not other.startswith(observers)
+    ]
+    assert found == []
+
+
 def test_there_is_no_import_cycle():
     graph = {module: set(imports(path)) - {module} for module, path in MODULES.items()}
     done, path = set(), []

@@ -81,7 +81,7 @@ class Wire:
         monitor: The parent's end of the line of ``observe/monitor.py``.
         child_monitor: The worker's end.
 
-    Raises OSError if the process may not open so many files.
+    Raises OSError if the process may open no more files.
     """
 
     parent: Connection

@@ -58,7 +58,7 @@ def get_loader(
             process. None for never.
         watchdog_initial_timeout_seconds: The same for the first batch; None for ``watchdog_timeout_seconds``.
         fail_on_timeout: Megatron-Energon's name of ``on_worker_hang="raise"``.
-        on_worker_death: The answer to a worker that was killed or crashed. ``"raise"`` raises a
+        on_worker_death: What follows when a worker is killed or crashes. ``"raise"`` raises a
             ``WorkerError``. ``"restart"`` logs a warning and starts a new worker after the last batch that
             arrived: no batch is lost, repeated or reordered. A fourth loss in a row without a batch raises.
         on_worker_hang: What the watchdog does beside logging. ``"warn"`` does nothing more, ``"raise"``
@@ -109,13 +109,13 @@ def get_savable_loader(
 ) -> SavableDataLoader[T]:
     """Make a loader that can save and restore its position.
 
-    The arguments are those of :func:`get_loader`, and four of Megatron-Energon that any value satisfies:
+    It takes the arguments of :func:`get_loader`, and four of Megatron-Energon that any value satisfies:
     ``checkpoint_every_sec``, ``checkpoint_every_min_n_samples`` and ``n_checkpoints`` limit there how much a
     restore replays; here every batch carries its state, and nothing is replayed. ``gc_collect_every_n_steps``
     is not needed: workers make no reference cycles per batch.
 
     ``run`` is a folder or URL where the run is recorded, so that :func:`open_run` and the commands ``which``
-    and ``when`` tell which samples a step had; ``run_storage_options`` are those of its file system. Logs are
+    and ``when`` tell which samples a step had; ``run_storage_options`` configure its file system. Logs are
     written when states are saved, and when the loader is closed.
 
     Example:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
-from energon_stream.drawing import Box
+from energon_stream.drawing import Drawing
 from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, OnWorkerHang
 from energon_stream.loader.mixture_control import MixtureReport, changed, mixture_of
 from energon_stream.loader.observe.observed import ObservedLoader
@@ -188,13 +188,13 @@ class BasicDataLoader(ObservedLoader[T]):
         """
         return mixture_of(self.dataset, self._position)
 
-    def drawing(self) -> Box:
+    def drawing(self) -> Drawing:
         """Return the loader and its pipeline as boxes, of which ``repr`` and notebooks make a drawing."""
         config, rotation = self.worker_config, self._position.rotation
         place = {"rank": config.rank, "world_size": config.world_size, "num_workers": config.num_workers}
         place |= {"passes": rotation.passes, "position": rotation.consumed}
         details = tuple(f"{name}={value}" for name, value in place.items())
-        return Box(type(self).__name__, details, (drawing_of(self.dataset),))
+        return Drawing(type(self).__name__, details, (drawing_of(self.dataset),))
 
     def __repr__(self) -> str:
         return self.drawing().text()

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 MakeTracker: TypeAlias = "Callable[[Mapping[int, State], tuple[WeightChange, ...]], Tracker]"
 OnWorkerDeath: TypeAlias = Literal["raise", "restart"]
-"""The answer to a worker that died: an error, or a new worker."""
+"""What follows when a worker died: an error, or a new worker."""
 OnWorkerHang: TypeAlias = Literal["warn", "raise", "restart"]
-"""The answer to a worker without a batch for too long: a warning, an error, or a new worker."""
+"""What follows when a worker makes no batch for too long: a warning, an error, or a new worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class LoaderOptions:
 
     @property
     def hang_action(self) -> OnWorkerHang:
-        """The answer to a hang, by either of its names."""
+        """What follows a hang, by ``on_worker_hang`` or ``fail_on_timeout``."""
         return "raise" if self.fail_on_timeout else self.on_worker_hang
 
     def time_out(self, is_first: bool) -> float | None:

@@ -46,13 +46,13 @@ class SourceCount:
         name: The source's name for ``set_weights``: the end of its URL that no other source has.
         url: Its URL and split part.
         weight: Its weight at the loader's next step; None in mixtures without weights.
-        samples: Samples that were drawn from it since the start of the training, restores included. Skipped
-            samples count, and those that operators hold.
+        samples: Samples that were drawn from it since the start of the training, restores included. They
+            include skipped samples and samples that operators hold.
         bytes: The same in bytes, by the mean size of its samples, which indices of some shards tell; None for
             joins and JSONL.
         share: Its share of the samples of all sources.
         costs: The same as ``bytes`` in each of the source's costs, by name: samples times the mean cost of
-            its samples. Empty if it has none.
+            its samples. Empty without costs.
 
     Example:
         >>> from energon_stream import SourceCount

@@ -1,4 +1,4 @@
-"""The worker processes of a loader, and new ones in the place of those that died or hang."""
+"""The worker processes of a loader, which replaces workers that died or hang."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class LoaderWorker:
         self._start(choose_start_method(self._options.start_method, values))
 
     def start_trace(self) -> None:
-        """Have the process record its events, and those that take its place."""
+        """Have the process, and any that replaces it, record events."""
         self._options = replace(self._options, is_traced=True)
         self._monitor.start_trace()
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
-from energon_stream.drawing import SHOWN, Box
+from energon_stream.drawing import SHOWN, Drawing
 from energon_stream.errors import ConfigError, StateMismatchError
 from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State
 from energon_stream.pipeline.stream_runner import StreamRunner, with_restore_key
@@ -177,11 +177,11 @@ class SavableDataset(ABC, Generic[T_co]):
     def __bool__(self) -> bool:
         return True
 
-    def drawing(self) -> Box:
+    def drawing(self) -> Drawing:
         """Return the pipeline as boxes, of which ``repr`` and notebooks make a line, a tree or a drawing."""
-        return Box(type(self).__name__, inner=self._inner_boxes(), more=max(0, len(self.inputs) - SHOWN))
+        return Drawing(type(self).__name__, inner=self._inner_boxes(), more=max(0, len(self.inputs) - SHOWN))
 
-    def _inner_boxes(self) -> tuple[Box, ...]:
+    def _inner_boxes(self) -> tuple[Drawing, ...]:
         return tuple(drawing_of(dataset) for dataset in self.inputs[:SHOWN])
 
     def __repr__(self) -> str:
@@ -253,7 +253,7 @@ class Operator(SavableDataset[T_co]):
             if not has_list or not all(map(is_count, counters)):
                 raise foreign_key(self, key)
 
-    def drawing(self) -> Box:
+    def drawing(self) -> Drawing:
         """Return the pipeline as boxes, with the options of each."""
         options = tuple(f"{name}={value}" for name, value in self.options().items())
         return replace(super().drawing(), details=options)
@@ -357,10 +357,10 @@ class MultiInput(Operator[T_co]):
         return {"type": type(self).__name__, **self.options(), "datasets": datasets}
 
 
-def drawing_of(dataset: SavableDataset[Any]) -> Box:
+def drawing_of(dataset: SavableDataset[Any]) -> Drawing:
     """Return the drawing of a dataset; one with a ``repr`` of its own is a box with this text."""
     own = type(dataset).__repr__ is not SavableDataset.__repr__
-    return Box(repr(dataset)) if own else dataset.drawing()
+    return Drawing(repr(dataset)) if own else dataset.drawing()
 
 
 def function_name(function: Callable[..., Any]) -> str:

@@ -17,7 +17,7 @@ from energon_stream.rng import uniform
 from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
-    from energon_stream.drawing import Box
+    from energon_stream.drawing import Drawing
     from energon_stream.worker import WorkerConfig
 
 
@@ -165,7 +165,7 @@ class BlendDataset(MultiInput[T_co]):
                 return number
         return alive[-1][0]
 
-    def drawing(self) -> Box:
+    def drawing(self) -> Drawing:
         """Return the pipeline as boxes, with the weight of each inner dataset."""
         weighted = zip(self._inner_boxes(), self.weights, strict=False)  # the boxes are the first ones
         inner = tuple(box.labelled(f"{weight:g}") for box, weight in weighted)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 import numpy as np
 
-from energon_stream.drawing import Box
+from energon_stream.drawing import Drawing
 from energon_stream.errors import (
     EmptyStreamError,
     SkipSample,
@@ -367,11 +367,11 @@ class ReaderDataset(SavableDataset[Any]):
         }
         return {**config}
 
-    def drawing(self) -> Box:
+    def drawing(self) -> Drawing:
         """Return the mixture as boxes: ``0.75: captions [train], 0.25: texts [train]``."""
         box = draw_plan(self.plan, self.leaves)
         name = type(self).__name__
-        return replace(box, title=name) if box.inner and not box.title else Box(name, inner=(box,))
+        return replace(box, title=name) if box.inner and not box.title else Drawing(name, inner=(box,))
 
 
 def find_readers(dataset: SavableDataset[Any], path: str = "") -> Iterator[tuple[str, ReaderDataset]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from energon_stream.drawing import Box
+from energon_stream.drawing import Drawing
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.node import END, INNER_STATE, Context, End, Item, Node, RestoreKey, State
 from energon_stream.pipeline.stream_runner import Rotation, Step, StreamRunner
@@ -81,10 +81,10 @@ class NumbersDataset(SavableDataset[int]):
         """Return the numbers, which are in the keys."""
         return [Item(key[1], ("Number", key[1])) for key in keys]
 
-    def drawing(self) -> Box:
+    def drawing(self) -> Drawing:
         """Return the dataset as a box."""
         offset = (f"offset={self.offset}",) if self.offset else ()
-        return Box("NumbersDataset", (f"size={self.size}", *offset))
+        return Drawing("NumbersDataset", (f"size={self.size}", *offset))
 
     def config(self) -> dict[str, Any]:
         """Return size and offset."""

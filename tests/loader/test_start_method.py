@@ -112,7 +112,7 @@ def test_a_missing_guard_is_named(tmp_path, s3_server, bucket):
     done = run(tmp_path, s3_server, bucket, options=', start_method="spawn"', main="main()")
     assert done.returncode == 1
     assert "worker 0 did not start by 'spawn'" in done.stderr
-    assert 'Put it under `if __name__ == "__main__":`' in textwrap.dedent(done.stderr)
+    assert 'put it under `if __name__ == "__main__":`' in textwrap.dedent(done.stderr)
     assert "memory" not in done.stderr.partition("did not start by")[2]
 
 

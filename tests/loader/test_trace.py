@@ -11,7 +11,7 @@ from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.loader.observe import monitor
 from energon_stream.testing.datasets import prepared_binary_dataset
-from energon_stream.tracing import Recorder, current_recorder, start_recording, stop_recording
+from energon_stream.tracing import TraceRecorder, current_recorder, start_recording, stop_recording
 
 SAMPLES, BATCH, BYTES = 60, 10, 500
 
@@ -138,7 +138,7 @@ def test_one_trace_at_a_time(folder, tmp_path):
 
 
 def test_looks_in_a_row_are_one_event(monkeypatch):
-    recorder, times = Recorder(), iter([0.0, 0.05, 0.1, 0.15, 5.0])
+    recorder, times = TraceRecorder(), iter([0.0, 0.05, 0.1, 0.15, 5.0])
     monkeypatch.setattr("energon_stream.tracing.time.perf_counter", lambda: next(times))
     for cause, function in [
         ("store", None),
@@ -159,7 +159,7 @@ def test_looks_in_a_row_are_one_event(monkeypatch):
 
 def test_too_many_events_are_counted(monkeypatch):
     monkeypatch.setattr("energon_stream.tracing._MOST", 2)
-    recorder = Recorder()
+    recorder = TraceRecorder()
     for number in range(5):
         recorder.add("get", "request", number, number + 1)
     assert len([event for event in recorder.events("worker") if event["ph"] == "X"]) == 2

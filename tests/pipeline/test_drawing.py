@@ -19,7 +19,7 @@ from energon_stream import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_stream.drawing import LONGEST, SHOWN, Box
+from energon_stream.drawing import LONGEST, SHOWN, Drawing
 from energon_stream.pipeline.leaf import DatasetLeaf
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.read.read_plan import PlannedSamples, ReadPlan, Reason, Request
@@ -154,8 +154,8 @@ names = st.text(max_size=40) | st.sampled_from(
 
 @given(titles=st.lists(names, min_size=1, max_size=3), label=names, details=st.lists(names, max_size=2))
 def test_names_of_strangers_are_text(titles, label, details):
-    boxes = tuple(Box(title, tuple(details), label=label) for title in titles)
-    box = Box("Reader", (), boxes)
+    boxes = tuple(Drawing(title, tuple(details), label=label) for title in titles)
+    box = Drawing("Reader", (), boxes)
     page = box.html()
     tags = Tags(page)
     assert tags.tags <= {"div", "b", "br"}

@@ -80,14 +80,14 @@ class ObservedLoader(Generic[T]):
     def io_counters(self) -> CounterSnapshot:
         """Return the requests, bytes, retries and errors of this loader's readers since iteration began.
 
-        A worker's counts are those at the time when it made the batch that was last taken from it.
+        A worker's counts are as old as the last batch that was taken from it.
         """
         return CounterSnapshot() if self._session is None else self._session.report().io
 
     def stats(self) -> LoaderStats:
         """Return statistics of this rank, and a verdict on what limits it.
 
-        Workers' counts are those at the time when they made the batch that was last taken from them.
+        A worker's counts are as old as the last batch that was taken from it.
 
         Example:
             >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
@@ -156,7 +156,7 @@ class ObservedLoader(Generic[T]):
         write_scalars(writer, self._recent.take(self.stats()).scalars(), step)
 
     def log_every(self, seconds: float = 60.0) -> AbstractContextManager[None]:
-        """Log a line of statistics every so many seconds within a block, and one at its end.
+        """Log a line of statistics periodically within a block, and one at its end.
 
         The logger is ``energon_stream.stats``, the level ``INFO``. Records have the attributes ``rank``,
         ``samples_per_second``, ``waiting`` and ``verdict``, and ``stats`` with everything as plain values. A

@@ -131,7 +131,7 @@ class LoaderStats:
         return judge(self)
 
     def since(self, earlier: LoaderStats) -> LoaderStats:
-        """Return what happened after earlier statistics of the same loader; rates are those of that time.
+        """Return what happened after earlier statistics of the same loader, with the rates since then.
 
         ``waits`` and ``first_batch_seconds`` stay those of the whole iteration.
         """

@@ -38,7 +38,7 @@ class Trace:
     Args:
         path: File to write.
         seconds: Seconds after which the trace ends by itself; None for no such end.
-        session: Returns the loader's running workers; None if it has none.
+        session: Returns the loader's running workers, or None before they start.
 
     Raises:
         ConfigError: ``seconds`` is not positive, or this process records another trace.
