@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from energon_stream.drawing import SHOWN, Box
+from energon_stream.drawing import SHOWN, Drawing
 from energon_stream.media import AuxStores
 from energon_stream.samples import SourceInfo
 from energon_stream.schedule import BlendPlan, LeafPlan, Plan, RepeatPlan
@@ -122,11 +122,11 @@ class DatasetLeaf:
         )
 
 
-def draw_plan(plan: Plan, datasets: Sequence[Leaf]) -> Box:
+def draw_plan(plan: Plan, datasets: Sequence[Leaf]) -> Drawing:
     """Return a plan as boxes."""
     if isinstance(plan, LeafPlan):
         index = datasets[plan.leaf].index
-        return Box(f"{index.spec.url} [{index.split_part}]")
+        return Drawing(f"{index.spec.url} [{index.split_part}]")
     if isinstance(plan, RepeatPlan):
         box = draw_plan(plan.child, datasets)
         return (
@@ -137,4 +137,4 @@ def draw_plan(plan: Plan, datasets: Sequence[Leaf]) -> Box:
     inner = tuple(draw_plan(child, datasets) for child in plan.children[:SHOWN])
     if isinstance(plan, BlendPlan):
         inner = tuple(box.labelled(f"{weight:g}") for box, weight in zip(inner, plan.weights, strict=False))
-    return Box("", inner=inner, more=max(0, len(plan.children) - SHOWN))
+    return Drawing("", inner=inner, more=max(0, len(plan.children) - SHOWN))
