@@ -19,8 +19,12 @@ SLOT = 60 << 10
 
 
 @pytest.fixture(params=[1, 3], ids=["depth 1", "depth 3"])
-def ends(request):
-    wire = Wire(SLOT * (request.param + 1), request.param)
+def wire(request):
+    return Wire(SLOT * (request.param + 1), request.param)
+
+
+@pytest.fixture
+def ends(wire):
     sender, receiver = Sender(wire), Receiver(wire)
     yield sender, receiver
     receiver.close()
@@ -35,9 +39,12 @@ def sent(ends, value):
     return found
 
 
-def lies_in_shared_memory(receiver, tensor):
-    start = torch.frombuffer(receiver._shared, dtype=torch.uint8).data_ptr()
-    return start <= tensor.data_ptr() < start + len(receiver._shared)
+def place_in(wire, tensor):
+    return tensor.data_ptr() - torch.frombuffer(wire.shared, dtype=torch.uint8).data_ptr()
+
+
+def lies_in_shared_memory(wire, tensor):
+    return 0 <= place_in(wire, tensor) < len(wire.shared)
 
 
 def values(seed):
@@ -72,17 +79,17 @@ def test_values_arrive_and_stay_whatever_comes_later(ends):
         assert_same(found, with_large(seed))
 
 
-def test_a_consumer_that_drops_messages_gets_views_and_one_that_keeps_many_gets_copies(ends):
+def test_a_consumer_that_drops_messages_gets_views_and_one_that_keeps_many_gets_copies(wire, ends):
     for seed in range(8):
         found = sent(ends, values(seed))
-        assert lies_in_shared_memory(ends[1], found["floats"])
+        assert lies_in_shared_memory(wire, found["floats"])
         del found
     kept = [sent(ends, values(seed)) for seed in range(8)]
-    assert [lies_in_shared_memory(ends[1], found["floats"]) for found in kept] == [True] * 3 + [False] * 5
+    assert [lies_in_shared_memory(wire, found["floats"]) for found in kept] == [True] * 3 + [False] * 5
     for seed, found in enumerate(kept):
         assert_same(found, values(seed))
     del found, kept
-    assert lies_in_shared_memory(ends[1], sent(ends, values(1))["floats"])
+    assert lies_in_shared_memory(wire, sent(ends, values(1))["floats"])
 
 
 def test_one_row_that_is_kept_keeps_its_slot_and_may_be_written_to(ends):
@@ -93,11 +100,11 @@ def test_one_row_that_is_kept_keeps_its_slot_and_may_be_written_to(ends):
     assert row.equal(values(5)["floats"][3] + 1)
 
 
-def test_random_consumers_see_what_was_sent(ends):
+def test_random_consumers_see_what_was_sent(wire, ends):
     sender, receiver = ends
     dice, kept, on_the_way = random.Random(3), [], []
     for seed in range(150):
-        while len(on_the_way) == sender._depth or (on_the_way and dice.random() < 0.5):
+        while len(on_the_way) == wire.depth or (on_the_way and dice.random() < 0.5):
             kept.append((on_the_way.pop(0), receiver.receive()))
             receiver.acknowledge()
         while kept and dice.random() < 0.6:
@@ -108,19 +115,18 @@ def test_random_consumers_see_what_was_sent(ends):
             assert_same(found, values(old))
 
 
-def test_batches_are_stacked_where_they_are_sent_from(ends):
-    sender, receiver = ends
+def test_batches_are_stacked_where_they_are_sent_from(wire, ends):
+    sender, _ = ends
     use_batch_memory(sender)
     rows = [torch.full((40, 50), float(number)) for number in range(4)]
     for _ in range(10):
         with batching():
             batch = batch_stack(rows)
-        where = sender._made[batch.data_ptr()]
+        where, _ = sender.place_of(batch)
         found = sent(ends, {"batch": batch, "again": batch, "text": ["a"]})
         assert found["batch"].equal(torch.stack(rows))
         assert found["again"].equal(found["batch"])
-        start = torch.frombuffer(receiver._shared, dtype=torch.uint8).data_ptr()
-        assert found["batch"].data_ptr() == start + where[0]  # no copy on either side
+        assert place_in(wire, found["batch"]) == where  # no copy on either side
         del batch, found
     assert batch_tensor((100, 100), torch.uint8) is None  # outside of a block
 
@@ -143,7 +149,7 @@ def test_a_batch_that_the_worker_keeps_or_drops_is_not_overwritten(ends):
     del kept
     for number in range(8):
         made = batch(number)
-        assert made["x"].data_ptr() in sender._made  # there are free slots again
+        assert sender.place_of(made["x"]) is not None  # there are free slots again
         assert sent(ends, made)["x"][0, 0].item() == number
         del made
 

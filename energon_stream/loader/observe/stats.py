@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.cache import CacheSnapshot
@@ -30,7 +30,9 @@ _LATE_ALONE = 0.25
 _REFUSED = 0.05
 """Share of requests that must fail to be called throttled."""
 _SLOW = 2.0
-"""A rank is slow if it waits so many times as long as half of all ranks."""
+"""A rank is slow if it waits this many times as long as half of all ranks."""
+_KEPT = ("rank", "num_workers", "first_batch_seconds", "waits")
+"""Statistics of the whole iteration, which have no difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +137,8 @@ class LoaderStats:
 
         ``waits`` and ``first_batch_seconds`` stay those of the whole iteration.
         """
-        return replace(
-            self,
-            batches=self.batches - earlier.batches,
-            samples=self.samples - earlier.samples,
-            seconds=self.seconds - earlier.seconds,
-            wait_seconds=self.wait_seconds - earlier.wait_seconds,
-            io=self.io - earlier.io,
-            cache=self.cache - earlier.cache,
-            profile=self.profile - earlier.profile,
-            restarts=self.restarts - earlier.restarts,
-            first_samples=self.first_samples - earlier.first_samples,
-        )
+        growing = [entry.name for entry in fields(self) if entry.name not in _KEPT]
+        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in growing})
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``."""
