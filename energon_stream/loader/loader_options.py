@@ -67,7 +67,7 @@ class LoaderOptions:
 
     @property
     def hang_action(self) -> OnWorkerHang:
-        """What follows a hang, by ``on_worker_hang`` or ``fail_on_timeout``."""
+        """The action on a worker that hangs; ``fail_on_timeout=True`` means ``"raise"``."""
         return "raise" if self.fail_on_timeout else self.on_worker_hang
 
     def time_out(self, is_first: bool) -> float | None:
