@@ -22,6 +22,7 @@ import pytest
 from repetitions import register_profiles
 from shared_servers import shared_server
 
+from energon_stream.storage.fetcher import HEDGED_SHARE, Fetcher, shared_fetcher
 from energon_stream.testing.s3server import S3Server
 from energon_stream.testing.servers import LocalStack, SeaweedFS
 
@@ -132,6 +133,27 @@ def _no_clients_left() -> Iterator[None]:
     yield
     if "s3fs" in sys.modules:
         sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
+
+
+def _send_late_requests_again(share: float) -> None:
+    for function in (Fetcher.__init__, shared_fetcher):
+        function.__kwdefaults__["hedged_share"] = share
+
+
+# A busy machine makes requests late, and tests count requests. Forked workers inherit this; those of a fork
+# server do not.
+_send_late_requests_again(0.0)
+
+
+@pytest.fixture(autouse=True)
+def _late_requests(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Send late requests again in tests that are marked ``late_requests``."""
+    is_marked = request.node.get_closest_marker("late_requests") is not None
+    if is_marked:
+        _send_late_requests_again(HEDGED_SHARE)
+    yield
+    if is_marked:
+        _send_late_requests_again(0.0)
 
 
 @pytest.fixture

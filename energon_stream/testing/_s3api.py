@@ -7,6 +7,7 @@ addresses. Reference: Amazon S3 API Reference (API version 2006-03-01). Signatur
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from energon_stream.testing._http import HttpRequest, Response
-from energon_stream.testing._s3objects import ObjectInfo, Objects, StoredBytes, list_page
+from energon_stream.testing._s3objects import Objects, StoredObject, list_page
 
 _CODES = {
     400: "InvalidRequest",
@@ -112,7 +113,8 @@ class S3Api:
         if second and "continuation-token" in query:
             after = base64.urlsafe_b64decode(query["continuation-token"]).decode()
         prefix, limit = query.get("prefix", ""), min(1000, int(query.get("max-keys", "1000")))
-        page = list_page(self.objects.keys(request.bucket), prefix, query.get("delimiter", ""), after, limit)
+        names, delimiter = self.objects.keys(request.bucket), query.get("delimiter", "")
+        keys, prefixes, next_after = list_page(names, prefix, delimiter, after, limit)
 
         def name(text: str) -> str:
             return quote(text, safe="/") if query.get("encoding-type") == "url" else escape(text)
@@ -121,22 +123,22 @@ class S3Api:
         parts += [f"<{tag}>{name(query[item])}</{tag}>" for item, tag in _ECHOED.items() if item in query]
         if "encoding-type" in query:
             parts.append("<EncodingType>url</EncodingType>")
-        parts.append(f"<IsTruncated>{'false' if page.next_after is None else 'true'}</IsTruncated>")
+        parts.append(f"<IsTruncated>{'false' if next_after is None else 'true'}</IsTruncated>")
         if second:
-            parts.append(f"<KeyCount>{len(page.keys) + len(page.prefixes)}</KeyCount>")
-        if page.next_after is not None:
-            token = base64.urlsafe_b64encode(page.next_after.encode()).decode()
-            tag, value = ("NextContinuationToken", token) if second else ("NextMarker", name(page.next_after))
+            parts.append(f"<KeyCount>{len(keys) + len(prefixes)}</KeyCount>")
+        if next_after is not None:
+            token = base64.urlsafe_b64encode(next_after.encode()).decode()
+            tag, value = ("NextContinuationToken", token) if second else ("NextMarker", name(next_after))
             parts.append(f"<{tag}>{value}</{tag}>")
-        for key in page.keys:
-            info = self._info(request.bucket, key)
-            if info is not None:
+        for key in keys:
+            stored = self._closed(request.bucket, key)
+            if stored is not None:
                 parts.append(
-                    f"<Contents><Key>{name(key)}</Key><LastModified>{_time(info.modified)}</LastModified>"
-                    f"<ETag>{escape(info.etag)}</ETag><Size>{info.size}</Size>"
+                    f"<Contents><Key>{name(key)}</Key><LastModified>{_time(stored.modified)}</LastModified>"
+                    f"<ETag>{escape(stored.etag)}</ETag><Size>{stored.size}</Size>"
                     "<StorageClass>STANDARD</StorageClass></Contents>"
                 )
-        parts += [f"<CommonPrefixes><Prefix>{name(item)}</Prefix></CommonPrefixes>" for item in page.prefixes]
+        parts += [f"<CommonPrefixes><Prefix>{name(item)}</Prefix></CommonPrefixes>" for item in prefixes]
         return _xml("ListBucketResult", "".join(parts))
 
     def _head_bucket(self, request: HttpRequest) -> Response:
@@ -163,26 +165,23 @@ class S3Api:
 
     # Objects
 
-    def _info(self, bucket: str, key: str) -> ObjectInfo | None:
-        found = self.objects.open(bucket, key)
-        if found is None:
-            return None
-        with found[1]:
-            return found[0]
+    def _closed(self, bucket: str, key: str) -> StoredObject | None:
+        """Return an object without its bytes."""
+        with self.objects.open(bucket, key) or contextlib.nullcontext() as stored:
+            return stored
 
     def _get_object(self, request: HttpRequest) -> Response:
-        found = self.objects.open(request.bucket, request.key)
-        if found is None:
-            return error_response(404, request.path)
-        with found[1]:
-            return _object_response(request, *found)
+        with self.objects.open(request.bucket, request.key) or contextlib.nullcontext() as stored:
+            if stored is None:
+                return error_response(404, request.path)
+            return _object_response(request, stored)
 
     _head_object = _get_object
 
     def _put_object(self, request: HttpRequest) -> Response:
         if "uploadId" in request.query:
             return self._put_part(request)
-        current = self._info(request.bucket, request.key)
+        current = self._closed(request.bucket, request.key)
         wanted = request.headers.get("if-match")
         if request.headers.get("if-none-match") == "*" and current is not None:
             return error_response(412, request.path)
@@ -190,16 +189,15 @@ class S3Api:
             return error_response(404 if current is None else 412, request.path)
         source = request.headers.get("x-amz-copy-source")
         if source is None:
-            info = self.objects.put(request.bucket, request.key, request.body)
-            return Response(headers={"ETag": info.etag})
+            return Response(
+                headers={"ETag": self.objects.put(request.bucket, request.key, request.body).etag}
+            )
         bucket, _, key = unquote(source).lstrip("/").partition("/")
-        found = self.objects.open(bucket, key)
-        if found is None:
-            return error_response(404, source)
-        with found[1] as stored:
-            data = bytes(stored.read(0, found[0].size))
-        info = self.objects.put(request.bucket, request.key, data)
-        stamp = f"<LastModified>{_time(info.modified)}</LastModified><ETag>{escape(info.etag)}</ETag>"
+        with self.objects.open(bucket, key) or contextlib.nullcontext() as found:
+            if found is None:
+                return error_response(404, source)
+            stored = self.objects.put(request.bucket, request.key, bytes(found.read(0, found.size)))
+        stamp = f"<LastModified>{_time(stored.modified)}</LastModified><ETag>{escape(stored.etag)}</ETag>"
         return _xml("CopyObjectResult", stamp)
 
     def _delete_object(self, request: HttpRequest) -> Response:
@@ -222,8 +220,8 @@ class S3Api:
             return error_response(404, request.path, "NoSuchUpload")
         wanted = ElementTree.fromstring(bytes(request.body)).iterfind("{*}Part/{*}PartNumber")
         data = b"".join(parts[int(number.text or "0")] for number in wanted)
-        info = self.objects.put(request.bucket, request.key, data)
-        return _xml("CompleteMultipartUploadResult", f"{place}<ETag>{escape(info.etag)}</ETag>")
+        stored = self.objects.put(request.bucket, request.key, data)
+        return _xml("CompleteMultipartUploadResult", f"{place}<ETag>{escape(stored.etag)}</ETag>")
 
     def _put_part(self, request: HttpRequest) -> Response:
         parts = self._uploads.get(request.query["uploadId"])
@@ -234,25 +232,25 @@ class S3Api:
         return Response(headers={"ETag": f'"{etag}"'})
 
 
-def _object_response(request: HttpRequest, info: ObjectInfo, stored: StoredBytes) -> Response:
+def _object_response(request: HttpRequest, stored: StoredObject) -> Response:
     wanted, unwanted = request.headers.get("if-match"), request.headers.get("if-none-match")
-    if wanted is not None and wanted.strip('"') not in ("*", info.etag.strip('"')):
+    if wanted is not None and wanted.strip('"') not in ("*", stored.etag.strip('"')):
         return error_response(412, request.path)
     headers = {
-        "ETag": info.etag,
-        "Last-Modified": formatdate(info.modified, usegmt=True),
+        "ETag": stored.etag,
+        "Last-Modified": formatdate(stored.modified, usegmt=True),
         "Accept-Ranges": "bytes",
         "Content-Type": "binary/octet-stream",
     }
-    if unwanted is not None and unwanted.strip('"') in ("*", info.etag.strip('"')):
+    if unwanted is not None and unwanted.strip('"') in ("*", stored.etag.strip('"')):
         return Response(304, headers)
-    header, status, span = request.headers.get("range"), 200, (0, info.size)
+    header, status, span = request.headers.get("range"), 200, (0, stored.size)
     if header is not None and "," not in header:
-        found = _parse_range(header, info.size)
+        found = _parse_range(header, stored.size)
         if found is None:
-            return error_response(416, request.path, headers={"Content-Range": f"bytes */{info.size}"})
+            return error_response(416, request.path, headers={"Content-Range": f"bytes */{stored.size}"})
         status, span = 206, found
-        headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{info.size}"
+        headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{stored.size}"
     if request.method == "HEAD":
         return Response(status, headers | {"Content-Length": str(span[1] - span[0])})
     return Response(status, headers, stored.read(*span))

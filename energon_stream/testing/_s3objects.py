@@ -11,33 +11,30 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import IO, TypeAlias
 
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _LAST = "\U0010ffff"  # sorts after every other character
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectInfo:
-    """Length, quoted ETag and modification time (seconds since the epoch) of an object."""
+class StoredObject:
+    """One version of an object: length, quoted ETag, modification time in seconds since the epoch, bytes.
+
+    It is a context manager, which closes the file with the bytes.
+    """
 
     size: int
     etag: str
     modified: float
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBytes:
-    """The bytes of one version of an object; a context manager that closes them."""
-
-    source: memoryview | BinaryIO
+    source: memoryview | IO[bytes]
 
     def read(self, begin: int, end: int) -> memoryview:
         if isinstance(self.source, memoryview):
             return self.source[begin:end]
         return memoryview(os.pread(self.source.fileno(), end - begin, begin))
 
-    def __enter__(self) -> StoredBytes:
+    def __enter__(self) -> StoredObject:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,12 +45,11 @@ class StoredBytes:
 class MemoryObjects:
     """Objects in memory by bucket and key; ETags are MD5 sums as on S3.
 
-    ``open`` returns the metadata and the bytes of one version of an object, which the caller closes. The
-    caller also checks that the bucket exists.
+    The caller checks that a bucket exists, and closes the objects that ``open`` returns.
     """
 
     def __init__(self) -> None:
-        self._buckets: dict[str, dict[str, tuple[ObjectInfo, memoryview]]] = {}
+        self._buckets: dict[str, dict[str, StoredObject]] = {}
         self._sorted: dict[str, list[str]] = {}
 
     def buckets(self) -> list[str]:
@@ -71,16 +67,15 @@ class MemoryObjects:
             self._sorted[bucket] = sorted(self._buckets[bucket])
         return self._sorted[bucket]
 
-    def open(self, bucket: str, key: str) -> tuple[ObjectInfo, StoredBytes] | None:
-        found = self._buckets.get(bucket, {}).get(key)
-        return None if found is None else (found[0], StoredBytes(found[1]))
+    def open(self, bucket: str, key: str) -> StoredObject | None:
+        return self._buckets.get(bucket, {}).get(key)
 
-    def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
+    def put(self, bucket: str, key: str, data: bytes | bytearray) -> StoredObject:
         etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
-        info = ObjectInfo(len(data), f'"{etag}"', time.time())
-        self._buckets[bucket][key] = info, memoryview(data)
+        stored = StoredObject(len(data), f'"{etag}"', time.time(), memoryview(data))
+        self._buckets[bucket][key] = stored
         self._sorted.pop(bucket, None)
-        return info
+        return stored
 
     def delete(self, bucket: str, key: str) -> None:
         self._buckets[bucket].pop(key, None)
@@ -112,21 +107,22 @@ class FolderObjects:
         walk = ((folder, name) for folder, _, names in os.walk(base) for name in names)
         return sorted(os.path.join(folder, name)[len(base) :] for folder, name in walk)
 
-    def open(self, bucket: str, key: str) -> tuple[ObjectInfo, StoredBytes] | None:
+    def open(self, bucket: str, key: str) -> StoredObject | None:
         try:
             file = open(self._path(bucket, key), "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
         except _ABSENT:
             return None
-        return _file_info(os.fstat(file.fileno())), StoredBytes(file)
+        return _stored(file)
 
-    def put(self, bucket: str, key: str, data: bytes | bytearray) -> ObjectInfo:
+    def put(self, bucket: str, key: str, data: bytes | bytearray) -> StoredObject:
         path = self._path(bucket, key)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Outside the buckets, so that no listing shows it.
         with tempfile.NamedTemporaryFile(dir=self._root, prefix=".upload-", delete=False) as file:
             file.write(data)
-        os.replace(file.name, path)
-        return _file_info(path.stat())
+            file.flush()
+            os.replace(file.name, path)
+            return _stored(file.file)
 
     def delete(self, bucket: str, key: str) -> None:
         with contextlib.suppress(*_ABSENT):
@@ -138,33 +134,21 @@ class FolderObjects:
         return self._root / bucket / key
 
 
-def _file_info(stat: os.stat_result) -> ObjectInfo:
+def _stored(file: IO[bytes]) -> StoredObject:
+    stat = os.fstat(file.fileno())
     etag = f'"{stat.st_size:x}-{stat.st_mtime_ns:x}-{stat.st_ino:x}"'
-    return ObjectInfo(stat.st_size, etag, stat.st_mtime)
+    return StoredObject(stat.st_size, etag, stat.st_mtime, file)
 
 
 Objects: TypeAlias = MemoryObjects | FolderObjects
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One page of a listing; the next page begins after ``next_after``, which is None on the last page."""
-
-    keys: list[str]
-    prefixes: list[str]
-    next_after: str | None
-
-
-def list_page(keys: Sequence[str], prefix: str, delimiter: str, after: str, limit: int) -> Page:
+def list_page(
+    keys: Sequence[str], prefix: str, delimiter: str, after: str, limit: int
+) -> tuple[list[str], list[str], str | None]:
     """Cut one page out of sorted keys, as ListObjectsV2 does.
 
-    Args:
-        keys: All keys of the bucket, sorted.
-        prefix: Beginning of the keys to show.
-        delimiter: Keys with this text behind the prefix are shown together, as one common prefix; ``""`` for
-            none.
-        after: Key or common prefix after which the page begins.
-        limit: Most keys and common prefixes together.
+    Return keys, common prefixes, and after which of them the next page begins; None on the last page.
     """
     if delimiter and after.endswith(delimiter):
         after += _LAST  # a common prefix stands for all keys below it
@@ -174,7 +158,7 @@ def list_page(keys: Sequence[str], prefix: str, delimiter: str, after: str, limi
     last: str | None = None
     while position < len(keys) and keys[position].startswith(prefix):
         if len(found) + len(prefixes) >= limit:
-            return Page(found, prefixes, last)
+            return found, prefixes, last
         key = keys[position]
         cut = key.find(delimiter, len(prefix)) if delimiter else -1
         if cut < 0:
@@ -185,4 +169,4 @@ def list_page(keys: Sequence[str], prefix: str, delimiter: str, after: str, limi
             last = key[: cut + len(delimiter)]
             prefixes.append(last)
             position = bisect_left(keys, last + _LAST)
-    return Page(found, prefixes, None)
+    return found, prefixes, None

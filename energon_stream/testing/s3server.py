@@ -7,7 +7,6 @@ It checks no signatures, and is for tests only.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import http.client
 import json
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeAlias
 from urllib.parse import quote, urlsplit
 
@@ -273,19 +273,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random faults")
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop at the end of standard input")
     options = parser.parse_args()
-    shaping = Shaping(**{field.name: getattr(options, field.name) for field in fields(Shaping)})
-    listener = socket.create_server(("127.0.0.1", options.port), backlog=1024)
-
-    async def run() -> None:
-        task = asyncio.ensure_future(_serve(listener, options.root, shaping))
-        if options.until_stdin_closes:
-            asyncio.get_running_loop().add_reader(sys.stdin, task.cancel)
-        sys.stdout.write(f"{url_of(listener)}\n")
+    shaping = {field.name: getattr(options, field.name) for field in fields(Shaping)}
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        S3Server(options.root, port=options.port, **shaping) as server,
+    ):
+        sys.stdout.write(f"{server.endpoint_url}\n")
         sys.stdout.flush()
-        await task
-
-    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        asyncio.run(run())
+        if options.until_stdin_closes:
+            sys.stdin.read()
+        else:
+            Event().wait()
 
 
 if __name__ == "__main__":

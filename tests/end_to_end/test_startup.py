@@ -108,11 +108,6 @@ def open_dataset(server, bucket, workers=0, path="data", in_flight=64, config=No
     )
 
 
-def distinct(log):
-    """The requests, without repetitions: what is late on a busy machine is asked for twice."""
-    return list({(entry.key, entry.range): entry for entry in log}.values())
-
-
 def metadata(log):
     return Counter(entry.key.rpartition("/")[2] for entry in log if "/.nv-meta/" in entry.key)
 
@@ -132,7 +127,7 @@ def until_served(log, keys, sample_bytes=SAMPLE_BYTES):
 def test_the_first_batch_costs_its_metadata_its_index_entries_and_its_samples(server, bucket):
     with get_savable_loader(open_dataset(server, bucket, in_flight=1)) as loader:  # in order of urgency
         keys = next(iter(loader))
-    waited = distinct(until_served(server.log(), keys))
+    waited = until_served(server.log(), keys)
     touched = {key.partition("/")[0] for key in keys}
     kinds = Counter(entry.key.rpartition(".")[2] for entry in waited if "/.nv-meta/" not in entry.key)
     assert metadata(waited) == METADATA
@@ -159,7 +154,7 @@ def test_a_restore_at_95_percent_of_a_billion_samples_costs_what_the_start_costs
         loader.restore_state_rank(with_digest(state))
         keys = next(iter(loader))
     touched = {key.partition("/")[0] for key in keys}
-    waited = distinct(until_served(server.log(), keys))
+    waited = until_served(server.log(), keys)
     assert len(waited) <= sum(METADATA.values()) + len(touched) + BATCH
     assert sum(entry.bytes for entry in waited if "/.nv-meta/" not in entry.key) < 4e6
 
@@ -203,7 +198,7 @@ def test_workers_read_no_metadata(server):
     with get_savable_loader(open_dataset(server, "shards-10000", workers=2)) as loader:
         for _ in zip(range(4), loader, strict=False):
             pass
-    assert metadata(distinct(server.log())) == METADATA
+    assert metadata(server.log()) == METADATA
 
 
 @pytest.mark.parametrize("bucket", [f"shards-{HUGE}", "listed"])
@@ -229,7 +224,7 @@ def test_the_metadata_of_fifty_sources_is_read_at_once(server):
     server.put("s3://shards-64/all.yaml", dump_yaml(document))
     server.shape(first_byte_latency=0.05)
     open_dataset(server, "shards-64", path="all.yaml")
-    opening = distinct(server.log())
+    opening = server.log()
     assert opening[0].key.endswith("all.yaml")
     assert metadata(opening) == {name: SOURCES * count for name, count in FILES.items()}
     assert len(opening) == 1 + SOURCES * sum(FILES.values())

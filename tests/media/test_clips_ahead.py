@@ -131,7 +131,7 @@ def test_clips_named_ahead_are_the_same_in_fewer_requests(server):
     alone = list(get_savable_loader(dataset_of(server, None)))
     without = clip_gets(server)
     ahead = list(get_savable_loader(dataset_of(server, named)))
-    assert len(set(clip_gets(server))) < len(set(without))  # a busy machine repeats late requests
+    assert len(clip_gets(server)) < len(without)
     for batches in (alone, ahead):
         assert [batch["__key__"] for batch in batches] == [batch["__key__"] for batch in once]
         for batch, other in zip(batches, once, strict=True):

@@ -51,7 +51,7 @@ def source(remote):
 
 @pytest.fixture
 def fetcher():
-    fetcher = Fetcher(8, hedged_share=0)  # a late request would be sent twice
+    fetcher = Fetcher(8)
     yield fetcher
     fetcher.close()
 

@@ -32,7 +32,6 @@ from energon_stream.index.part_places import PartPlaces
 from energon_stream.index.sample_sizes import SampleSizes
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.read.part_ranges import find_part_ranges
-from energon_stream.storage import default_counters
 from energon_stream.tar.format import TAR_RECORD
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset, random_bytes, write_shards
 from energon_stream.testing.s3server import S3Server
@@ -420,7 +419,6 @@ def test_a_pass_over_small_parts_costs_a_twentieth_of_the_bytes(d40, workers, ho
 def test_samples_are_read_whole_where_little_could_be_skipped(d40, how, asked):
     """Parts of 40 kB are needed; a field map is no reason to read the index for the rest."""
     d40.reset_counters()
-    before = default_counters().snapshot()
     read_all(
         "s3://bucket/d40",
         d40,
@@ -432,13 +430,9 @@ def test_samples_are_read_whole_where_little_could_be_skipped(d40, how, asked):
         **how,
     )
     books = d40.counters()
-    # Distinct ranges: a late request is made twice.
-    ranges = {entry.range for entry in d40.log() if entry.key.endswith("index.sqlite")}
-    assert len(ranges) == 1 + asked
-    # What a busy machine makes late is asked for again; tests of storage/ hold how much may be.
-    again = (default_counters().snapshot() - before).hedged_bytes
+    assert len([entry for entry in d40.log() if entry.key.endswith("index.sqlite")]) == 1 + asked
     assert books.total <= 0.04 * SAMPLES
-    assert books.bytes_sent <= 1.08 * SAMPLES * PAYLOAD + again
+    assert books.bytes_sent <= 1.08 * SAMPLES * PAYLOAD
 
 
 class Bins(DefaultTaskEncoder):

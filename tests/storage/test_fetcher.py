@@ -213,7 +213,7 @@ def test_counters_see_retries_and_concurrency(s3_server, tmp_bucket):
     s3_server.put(f"{tmp_bucket}/key", bytes(1000))
     s3_server.shape(first_byte_latency=0.05)
     s3_server.fail_next(2)
-    counters, fetcher = StorageCounters(), Fetcher(8, hedged_share=0)  # a busy machine makes requests late
+    counters, fetcher = StorageCounters(), Fetcher(8)
     before = counters.snapshot()
     store = StoreSpec(tmp_bucket, s3_server.storage_options).open(
         policy=RetryPolicy(sleep=lambda seconds: None), counters=counters

@@ -14,6 +14,8 @@ from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore
 from energon_stream.storage.managed import ManagedStore
 from energon_stream.testing.s3server import Rule
 
+pytestmark = pytest.mark.late_requests
+
 SIZE = 30_000
 COUNT = 600
 AGAIN = 6 << 20  # bytes that even a short run may request twice; a busy machine makes healthy answers late

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from contextlib import closing
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -129,8 +130,8 @@ def test_faults_choose_by_path_and_method(proxy):
 
 
 def test_refusing_ends_connections_and_refuses_new_ones_until_it_is_over(proxy):
-    address = proxy._place.getsockname()
-    with socket.create_connection(address) as idle:
+    address = urlsplit(proxy.endpoint_url)
+    with socket.create_connection((address.hostname, address.port)) as idle:
         get(proxy)
         proxy.outage("refuse", 3.0)
         with pytest.raises(ConnectionResetError):

@@ -184,12 +184,12 @@ def test_a_sample_fetches_its_own_ranges_only(s3_server, tmp_bucket, tmp_path):
     s3_server.reset_counters()
     options = s3_server.storage_options
     assert sample_dataset(f"{tmp_bucket}/a", f"{tmp_bucket}/few", count=12, storage_options=options) == 12
-    fetched = {
-        (entry.key, entry.range): entry.bytes  # a busy machine repeats a late request
+    fetched = [
+        entry.bytes
         for entry in s3_server.log()
         if entry.key.endswith(".tar") and entry.method == "GET" and "/a/" in entry.key
-    }
-    assert sum(fetched.values()) == 12 * 20_992  # a header and padded content: 41 records
+    ]
+    assert sum(fetched) == 12 * 20_992  # a header and padded content: 41 records
     report = lint_dataset(f"{tmp_bucket}/few", storage_options=options)
     assert (report.is_clean, report.samples) == (True, 12)
     assert diff_datasets(f"{tmp_bucket}/few", f"{tmp_bucket}/a", storage_options=options).changed == 0

@@ -1,14 +1,9 @@
 """Processes of a torch.distributed job on this machine."""
 
-import socket
-
 import torch.distributed as dist
 import torch.multiprocessing
 
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
+from energon_stream.testing.servers import free_ports
 
 
 def in_ranks(world, job, *arguments):
@@ -16,7 +11,7 @@ def in_ranks(world, job, *arguments):
     torch anew.
     """
     torch.multiprocessing.start_processes(
-        _rank, (world, free_port(), job, arguments), nprocs=world, start_method="fork"
+        _rank, (world, free_ports(1)[0], job, arguments), nprocs=world, start_method="fork"
     )
 
 

@@ -69,13 +69,11 @@ STARTUP_VARIABLES = (
     "MALLOC_ARENA_MAX",
     "ENERGON_STREAM_ALIAS",
 )
-FINALIZE = "CHILDREN_FINALIZE"
-"""Processes of the launcher free all objects at their end where this variable is set; see :func:`start`."""
 
 _SERVER = "CHILDREN_SERVER"  # path of the server's socket
 _HEADER = struct.Struct("!I")
 _STARTED = struct.Struct("!I")
-_ENDED = struct.Struct("!id")
+_ENDED = struct.Struct("!i")
 _SECONDS = 600.0  # as long as a busy machine might need
 _CALL = """
 import os, pickle, sys
@@ -121,8 +119,7 @@ for number in map(int, os.listdir("/dev/fd")):
             files.append(number)
     except OSError:  # the listing's own
         pass
-request = dict(arguments=arguments, cwd=os.getcwd(), env=environment, numbers=files)
-request["finalize"] = {finalize!r} in environment
+request = dict(arguments=arguments, cwd=os.getcwd(), env=environment, numbers=files, finalize=False)
 payload = json.dumps(request).encode()
 socket.send_fds(connection, [len(payload).to_bytes(4, "big")], files)
 connection.sendall(payload)
@@ -143,8 +140,8 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sig
         signal.signal(number, forward)
 while connection not in select.select([connection, awake], [], [])[0]:
     awake.recv(64)
-ended = connection.recv(12)
-code = int.from_bytes(ended[:4], "big", signed=True) if ended else 255
+ended = connection.recv(4)
+code = int.from_bytes(ended, "big", signed=True) if ended else 255
 if code < 0:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if -code not in (signal.SIGKILL, signal.SIGSTOP):
@@ -160,13 +157,11 @@ class Child:
     Attributes:
         pid: Its number.
         returncode: Its exit status, minus the signal that ended it, or None while it runs.
-        cpu_seconds: CPU time of it and of those of its children that it waited for, once it has ended.
     """
 
     def __init__(self, arguments: tuple[str, ...], status: socket.socket) -> None:
         self.arguments = arguments
         self.returncode: int | None = None
-        self.cpu_seconds = 0.0
         self._status = status
         self.pid: int = _STARTED.unpack(_receive(status, _STARTED.size))[0]
 
@@ -187,11 +182,19 @@ class Child:
                 ready.register(self._status, selectors.EVENT_READ)
                 if not ready.select(timeout):
                     raise subprocess.TimeoutExpired(list(self.arguments), timeout or 0.0)
-            self.returncode, self.cpu_seconds = _ENDED.unpack(_receive(self._status, _ENDED.size))
+            (self.returncode,) = _ENDED.unpack(_receive(self._status, _ENDED.size))
             self._status.close()
-            _Server.cpu_seconds += self.cpu_seconds
         assert self.returncode is not None
         return self.returncode
+
+    def wait_or_kill(self, timeout: float | None) -> int:
+        """Wait until it ends, and kill it if that takes too long; returns its exit status."""
+        try:
+            return self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.wait()
+            raise
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
@@ -252,76 +255,57 @@ def start(
         "numbers": [0, 1, 2],
     }
     with open(os.devnull, "r+b") as nothing:
-        streams = []
-        for number, stream in enumerate((stdin, stdout, stderr)):
-            if stream is None:
-                streams.append(number)
-            elif isinstance(stream, int):
-                streams.append(nothing.fileno() if stream == subprocess.DEVNULL else stream)
-            else:
-                streams.append(stream.fileno())
+        numbers = [
+            _number(own if stream is None else nothing if stream == subprocess.DEVNULL else stream)
+            for own, stream in enumerate((stdin, stdout, stderr))
+        ]
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        return Child(words, server.send(request, streams))
+        return Child(words, server.send(request, numbers))
+
+
+def _number(stream: IO[Any] | int) -> int:
+    return stream if isinstance(stream, int) else stream.fileno()
 
 
 def run(
     *arguments: object,
     input: str | None = None,
     timeout: float | None = _SECONDS,
-    cwd: str | os.PathLike[str] | None = None,
-    env: Mapping[str, str] | None = None,
-    finalize: bool = False,
-    preload: tuple[str, ...] = (),
     check: bool = False,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program to its end; returns its status and what it wrote.
 
     Args:
-        arguments: As for :func:`start`.
+        arguments: As for :func:`start`, likewise ``options``.
         input: What the program reads from its standard input.
         timeout: Seconds after which it is killed.
-        cwd: Working folder; None is this process'.
-        env: Environment; None is this process'.
-        finalize: As for :func:`start`; likewise ``preload``.
         check: Raise if the status is not 0.
 
     Raises:
         subprocess.TimeoutExpired: It did not end in time.
         subprocess.CalledProcessError: The status is not 0, and ``check`` is true.
     """
-    with (
-        tempfile.TemporaryFile() as stdin,
-        tempfile.TemporaryFile() as stdout,
-        tempfile.TemporaryFile() as stderr,
-    ):
+    with contextlib.ExitStack() as files:
+        stdin, *outputs = (files.enter_context(_file()) for _ in range(3))
         stdin.write((input or "").encode())
         stdin.seek(0)
-        child = start(
-            *arguments,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            cwd=cwd,
-            env=env,
-            finalize=finalize,
-            preload=preload,
-        )
-        try:
-            code = child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-            raise
-        written = []
-        for file in (stdout, stderr):
+        child = start(*arguments, stdin=stdin, stdout=outputs[0], stderr=outputs[1], **options)
+        code = child.wait_or_kill(timeout)
+        for file in outputs:
             file.seek(0)
-            written.append(file.read().decode())
-    done = subprocess.CompletedProcess(["python", *child.arguments], code, *written)
+        done = subprocess.CompletedProcess(
+            ["python", *child.arguments], code, *(file.read().decode() for file in outputs)
+        )
     if check and code:
         sys.stderr.write(done.stderr)
         done.check_returncode()
     return done
+
+
+def _file() -> IO[bytes]:
+    return tempfile.TemporaryFile()
 
 
 class Call:
@@ -342,12 +326,7 @@ class Call:
             AssertionError: The child ended without an answer; the message is what it wrote to stderr.
         """
         with self._files:
-            try:
-                code = self.process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-                raise
+            code = self.process.wait_or_kill(timeout)
             self._errors.seek(0)
             assert code == 0, self._errors.read().decode()
             self._answer.seek(0)
@@ -380,16 +359,10 @@ def torchrun_environment(*preload: str) -> dict[str, str]:
     return {"PYTHON_EXEC": server.launcher, _SERVER: server.address}
 
 
-def cpu_seconds() -> float:
-    """CPU time of all children that ended."""
-    return _Server.cpu_seconds
-
-
 class _Server:
     """This process' end of the server."""
 
     environment: Mapping[str, str] = dict(os.environ)
-    cpu_seconds = 0.0
 
     def __init__(self, preload: tuple[str, ...]) -> None:
         self.pid = os.getpid()
@@ -400,7 +373,6 @@ class _Server:
             "python": sys.executable,
             "startup": {name: self.environment.get(name) for name in STARTUP_VARIABLES},
             "server": _SERVER,
-            "finalize": FINALIZE,
         }
         Path(self.launcher).write_text(_LAUNCHER.format(**values))
         os.chmod(self.launcher, 0o755)
@@ -447,10 +419,6 @@ def _server(preload: tuple[str, ...] = ()) -> _Server:
         if key not in _servers:
             _servers[key] = _Server(preload)
         return _servers[key]
-
-
-def _file() -> IO[bytes]:
-    return tempfile.TemporaryFile()
 
 
 def _receive(stream: socket.socket, size: int) -> bytes:
@@ -528,14 +496,13 @@ class _Forker:
 
     def _report(self) -> None:
         for pid, connection in list(self._children.items()):
-            found, code, usage = os.wait4(pid, os.WNOHANG)
+            found, code = os.waitpid(pid, os.WNOHANG)
             if found:
                 del self._children[pid]
                 with contextlib.suppress(KeyError):
                     self._ready.unregister(connection)
                 with contextlib.suppress(OSError), connection:
-                    seconds = usage.ru_utime + usage.ru_stime
-                    connection.sendall(_ENDED.pack(os.waitstatus_to_exitcode(code), seconds))
+                    connection.sendall(_ENDED.pack(os.waitstatus_to_exitcode(code)))
 
     def _end(self) -> NoReturn:
         for pid in self._children:
