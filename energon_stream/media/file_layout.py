@@ -70,15 +70,10 @@ class FileLayout:
 
 
 def header_range(head: memoryview | bytes, size: int) -> ByteRange | None:
-    """Return the bytes of the index of an mp4 or mov file, as far as its first bytes tell.
+    """Return the bytes of the index of an mp4 or mov file of ``size`` bytes, as far as its first bytes tell.
 
-    Args:
-        head: The first bytes of the file.
-        size: Length of the file.
-
-    Returns:
-        The box ``moov``, or all bytes from the first box on that begins after ``head``, which is usually
-        ``moov`` after ``mdat``. None for other files.
+    They are the box ``moov``, or all bytes from the first box on that begins after ``head``, which is usually
+    ``moov`` after ``mdat``. Return None for other files.
 
     Example:
         >>> box = lambda size, kind: size.to_bytes(4, "big") + kind
@@ -120,11 +115,7 @@ def full_size(read: Callable[[int, int], bytes], size: int) -> int:
     """Return the length that a media file says it has: more than ``size`` if it was cut off.
 
     mp4, mov, mkv, webm, avi and wav say it, unless they were written as streams. Of other files, ``size`` is
-    returned.
-
-    Args:
-        read: Returns bytes of the file, from a position on, fewer at its end.
-        size: Length of the file.
+    returned. ``read`` returns bytes of the file, from a position on, fewer at its end.
 
     Example:
         >>> data = (8).to_bytes(4, "big") + b"ftyp" + (9000).to_bytes(4, "big") + b"mdat" + bytes(100)

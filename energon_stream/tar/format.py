@@ -294,10 +294,10 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> SampleParts:
 def walk_sample(
     read: Read, start: int, stop: int, take: Callable[[Member], T]
 ) -> tuple[str, list[tuple[str, T]]]:
-    """Find the parts of the one sample in a range of an archive, member by member. Return the sample's key,
-    and for each part its name and the result of ``take``, which is called before the next header is read.
+    """Find the parts of the one sample in a range of an archive, member by member.
 
-    Raises CorruptTarError if a header is damaged, or the range does not hold exactly one sample.
+    Return the sample's key, and for each part its name and the result of ``take``, which is called before the
+    next header is read. Raises CorruptTarError if a header is damaged, or the range does not hold exactly one sample.
     """
     key: str | None = None
     parts: list[tuple[str, T]] = []

@@ -112,13 +112,10 @@ def get_single_frames_uniform(
 
 
 def uniform_ranges(length: float, clip_length: float, count: int, margin: float = 0.0) -> list[Range]:
-    """Return ranges of equal length at equal distances.
+    """Return ranges of equal length at equal distances, the last at least ``margin`` before the end of the
+    file.
 
-    Args:
-        length: Length of the file in seconds.
-        clip_length: Length of a clip.
-        count: Number of clips.
-        margin: How far before the end of the file the last range begins at the latest.
+    All lengths are in seconds.
 
     Example:
         >>> uniform_ranges(2.0, 0.5, 3)
@@ -136,11 +133,6 @@ def nearest_frames(length: float, frame: float, count: int) -> list[Range]:
 
     Each range lies within the frame that begins nearest to its place. Of two frames that are as near, it is
     the one nearer to the middle of the file, and in the middle the later one.
-
-    Args:
-        length: Length of the file in seconds.
-        frame: Length of a frame.
-        count: Number of ranges.
 
     Example:
         >>> [round(begin, 3) for begin, _ in nearest_frames(3.0, 0.04, 5)]  # frames 0, 19, 37, 55 and 74
