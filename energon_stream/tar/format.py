@@ -297,7 +297,8 @@ def walk_sample(
     """Find the parts of the one sample in a range of an archive, member by member.
 
     Return the sample's key, and for each part its name and the result of ``take``, which is called before the
-    next header is read. Raises CorruptTarError if a header is damaged, or the range does not hold exactly one sample.
+    next header is read. Raises CorruptTarError if a header is damaged, or the range does not hold exactly one
+    sample.
     """
     key: str | None = None
     parts: list[tuple[str, T]] = []

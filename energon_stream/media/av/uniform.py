@@ -112,10 +112,9 @@ def get_single_frames_uniform(
 
 
 def uniform_ranges(length: float, clip_length: float, count: int, margin: float = 0.0) -> list[Range]:
-    """Return ranges of equal length at equal distances, the last at least ``margin`` before the end of the
-    file.
+    """Return ranges of equal length at equal distances.
 
-    All lengths are in seconds.
+    The last one begins at least ``margin`` before the end of the file. All lengths are in seconds.
 
     Example:
         >>> uniform_ranges(2.0, 0.5, 3)
