@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import (
@@ -177,8 +178,7 @@ class RunRecorder:
         prefix = self._prefix()
         for entry in list(store.list(prefix)):  # of a run that began at this step before, and was given up
             store.delete(entry.path)
-        self._next_file(self._first, rotation, states)
-        store.put(*self._content())
+        store.put(*self._content(self._next_file(self._first, rotation, states)))
 
     def weigh(self, changes: Sequence[WeightChange]) -> None:
         """Describe weights that the program has set; before :meth:`begin`, that does it."""
@@ -248,7 +248,7 @@ class RunRecorder:
         if log is None:
             return True
         try:
-            self._spec.open().put(*self._content(self.step(states)))
+            self._spec.open().put(*self._content(replace(log, end=self.step(states))))
         except (EnergonStreamError, OSError) as error:
             _log.warning("the log of the run cannot be written now, and is kept for later: %s", error)
             return False
@@ -257,15 +257,10 @@ class RunRecorder:
     def _prefix(self) -> str:
         return f"steps-{self._first:012d}/rank-{self._dataset.worker_config.rank:05d}"
 
-    def _content(self, end: int | None = None) -> tuple[str, bytes]:
-        log = self._log
-        if log is None:
-            raise TypeError("nothing was begun")
-        values = {name: getattr(log, name) for name in LogFile.__dataclass_fields__}
-        now = LogFile(**{**values, "end": log.end if end is None else end, "entries": self._entries})
-        return f"{self._prefix()}/{log.first:012d}.log", now.dumps()
+    def _content(self, log: LogFile) -> tuple[str, bytes]:
+        return f"{self._prefix()}/{log.first:012d}.log", replace(log, entries=self._entries).dumps()
 
-    def _next_file(self, step: int, rotation: Rotation, states: Mapping[int, State]) -> None:
+    def _next_file(self, step: int, rotation: Rotation, states: Mapping[int, State]) -> LogFile:
         config, at = self._dataset.worker_config, rotation.copy()
         next_stream, ended = at.current(), sorted(at.ended)
         if at.pass_length:  # one rotation over all passes
@@ -288,6 +283,7 @@ class RunRecorder:
             {stream: 0 if state is None else state["batches"] for stream, state in states.items()},
             {stream: reader_state(self._dataset, node) for stream, node in nodes.items()} if in_order else {},
         )
+        return self._log
 
 
 def _weights(changes: Sequence[WeightChange]) -> tuple[tuple[float, ...], ...]:

@@ -110,7 +110,7 @@ class RunDescription:
             of = data if each is segment else self.datasets[each.dataset]
             if of not in datasets:
                 datasets.append(of)
-            found.append(Segment(**{**asdict(each), "dataset": datasets.index(of)}))
+            found.append(replace(each, dataset=datasets.index(of)))
         return RunDescription(tuple(datasets), tuple(found), self.changes)
 
     def with_weights(self, weights: tuple[tuple[float, ...], ...]) -> RunDescription:

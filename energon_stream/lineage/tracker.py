@@ -117,7 +117,7 @@ class Tracker:
         """
         if self._reader is None:
             return None if key is None else (EntryKind.REFS, pack_refs(refs_of(key)))
-        schedule, cursor = self._places.get(stream) or self._begin(stream)
+        schedule, cursor = self._places.get(stream) or self._begin(self._reader, stream)
         if key is None:
             self._places[stream] = schedule, self._cursor(schedule, stream, state)
             return None
@@ -133,10 +133,8 @@ class Tracker:
         self._places[stream] = schedule, schedule.advance(cursor, sum(gaps) + len(gaps))
         return EntryKind.GAPS, pack_numbers(gaps)
 
-    def _begin(self, stream: int) -> tuple[Schedule, Cursor]:
-        if self._reader is None:
-            raise TypeError("batches that do not follow the plan have no place in it")
-        schedule = self._reader.schedule(stream, self._path, changes=self._changes)
+    def _begin(self, reader: ReaderDataset, stream: int) -> tuple[Schedule, Cursor]:
+        schedule = reader.schedule(stream, self._path, changes=self._changes)
         state = self._states.get(stream)
         at = schedule.begin() if state is None else self._cursor(schedule, stream, state["node"])
         return schedule, at

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, Unpack, overload
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.ahead import AheadNode
 from energon_stream.pipeline.dataset import (
     FunctionConfig,
     SavableDataset,
@@ -24,6 +24,7 @@ from energon_stream.pipeline.node import (
     Context,
     End,
     Item,
+    Node,
     RestoreKey,
     State,
     WrapperNode,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 _KIND: Final = "Map"
+_FIRST_WAVE = 4
+_WAVE = 32
+"""Elements that are shown to ``ahead`` at a time: at first, and then."""
 
 
 def call_again(
@@ -112,6 +116,56 @@ class RunningGenerator:
         return self
 
 
+class _AheadNode(WrapperNode):
+    """Takes elements in waves, shows each wave to a function, and returns them in order.
+
+    While one wave is consumed, what the function began for the next one goes on. The state is that of the
+    inner node after the last element that was returned: a restored node takes the others again. It stops at
+    the end of a pass, and at an error, which is raised in its turn.
+    """
+
+    def __init__(self, inner: Node, show: Callable[[Sequence[Any]], None]) -> None:
+        self._inner = inner
+        self._show = show
+        self._taken: deque[tuple[Item | End | Exception, State]] = deque()
+        self._is_stopped = False  # True while an end or an error is among the taken
+        self._state: State = inner.state()
+        self._wave = _FIRST_WAVE
+
+    def next(self) -> Item | End:
+        if len(self._taken) < self._wave and not self._is_stopped:
+            self._take()
+            self._wave = _WAVE
+        taken, self._state = self._taken.popleft()
+        if isinstance(taken, Item):
+            return taken
+        self._is_stopped = False
+        if isinstance(taken, Exception):
+            raise taken
+        return taken
+
+    def state(self) -> State:
+        return self._state
+
+    def close(self) -> None:
+        self._taken.clear()
+        super().close()
+
+    def _take(self) -> None:
+        values: list[Any] = []
+        while len(values) < self._wave and not self._is_stopped:
+            try:
+                item: Item | End | Exception = self._inner.next()
+            except Exception as error:
+                item = error
+            self._taken.append((item, self._inner.state()))
+            self._is_stopped = not isinstance(item, Item)
+            if isinstance(item, Item):
+                values.append(item.value)
+        if values:
+            self._show(values)
+
+
 class _MapNode(WrapperNode):
     """State: ``in``, ``n`` (calls), ``open`` (key, call, place and batch of a running generator, or None)."""
 
@@ -128,7 +182,7 @@ class _MapNode(WrapperNode):
                 self._running = self._start(self._fn(inner.value), call, batch, inner).skip(place)
         self._inner = dataset.dataset.make_node(context, saved["in"])
         if dataset.ahead is not None:
-            self._inner = AheadNode(self._inner, dataset.ahead)
+            self._inner = _AheadNode(self._inner, dataset.ahead)
 
     def _start(self, generator: Iterator[Any], call: int, batch: int | None, inner: Item) -> RunningGenerator:
         key = (_KIND, call, inner.key)

@@ -221,21 +221,18 @@ class ReaderDataset(SavableDataset[Any]):
             changes: Weights that were set under way, if the plan is a blend by weights.
         """
         config = self.worker_config
-        if self.packing is not None:
-            return PackedSchedule(self._packs.map(path, lambda: self._job_packs(path)), stream)
+        if (packing := self.packing) is not None:
+            return PackedSchedule(self._packs.map(path, lambda: self._job_packs(packing, path)), stream)
         plan = self.plan if shards is None else self.plan_of(shards)
         if changes and isinstance(plan, BlendPlan):
             plan = plan.with_changes(changes)
         key = derive_key(config.seed_offset, stream, path, "source")
         return build_schedule(plan, num_streams=config.num_streams, stream=stream, key=key)
 
-    def _job_packs(self, path: str) -> JobPacks:
-        packing, config = self.packing, self.worker_config
-        if packing is None:
-            raise TypeError("the dataset has no planned packing")
-        key = derive_key(config.seed_offset, path, "packs")
+    def _job_packs(self, packing: PackPlan, path: str) -> JobPacks:
+        key = derive_key(self.worker_config.seed_offset, path, "packs")
         job = build_schedule(self.plan, num_streams=1, stream=0, key=key)
-        return JobPacks(job, packing.spec, packing.costs, config.num_streams, key)
+        return JobPacks(job, packing.spec, packing.costs, self.worker_config.num_streams, key)
 
     def read_cursor(
         self, state: State, context: Context, schedule: Schedule, cursors: CursorCodec
