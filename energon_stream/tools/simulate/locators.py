@@ -57,7 +57,8 @@ class VirtualLocator(Locator):
 
     @property
     def opening(self) -> Locator:
-        return replace(self, inner=self.inner.opening)
+        inner = self.inner.opening
+        return self if inner is self.inner else replace(self, inner=inner)
 
     def claim_loads(self, samples: Int64Array) -> list[Load]:
         return self.inner.claim_loads(samples)

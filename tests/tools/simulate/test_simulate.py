@@ -18,7 +18,11 @@ from energon_stream import (
 )
 from energon_stream.cli.main import main
 from energon_stream.errors import ConfigError, ObjectNotFoundError, TransientStorageError
+from energon_stream.index.entries import OffsetCache
+from energon_stream.prewarming.job import open_reader_dataset
+from energon_stream.read.request_planner import plan_limits
 from energon_stream.tools.simulate import Costs, StoreModel, simulate
+from energon_stream.tools.simulate.locators import VirtualLocator
 
 ORDER = {"batch_size": 8, "shuffle_buffer_size": 60, "max_samples_per_sequence": 40}
 FREE = Costs(opening=0, planning=0, sample=0, request=0, byte=0)
@@ -78,6 +82,14 @@ def test_requests_are_those_of_training(lake, server, name, samples, streams, op
     local = predicted(lake / name, config(streams), options=options)
     assert (local.requests, local.samples) == (server.counters().total, samples)
     assert predicted(f"s3://bucket/{name}", config(streams), options=given) == local
+
+
+@pytest.mark.parametrize("dataset_config", ["dataset.yaml", "json.yaml"])
+def test_the_limits_of_plans_are_those_of_training(lake, dataset_config):
+    given = {**ORDER, "dataset_config": dataset_config}
+    locators = open_reader_dataset(lake / "whole", config(), False, given).open_locators(OffsetCache())
+    virtual = [VirtualLocator(each, number, None, 0.0) for number, each in enumerate(locators)]
+    assert plan_limits(ReadOptions(), virtual) == plan_limits(ReadOptions(), locators)
 
 
 def test_the_same_seed_gives_the_same_prediction(lake):
