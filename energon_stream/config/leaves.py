@@ -45,10 +45,9 @@ def open_leaf(
         return _join_leaf(ref, index, request), plan
     leaf, options = _dataset_leaf(ref, index, request)
     order = OrderSpec() if order is None else replace(order, **options.order)
-    where = f"{index.spec.url} [{index.split_part}]"
     selection, starts = index.selection, index.shard_starts
     starts = starts if selection is None else selection.shard_starts(starts)
-    start, stop = (options.subset or ref.subset).bounds(int(starts[-1]), where)
+    start, stop = (options.subset or ref.subset).bounds(int(starts[-1]), index.name)
     return leaf, LeafPlan(number, starts, order, start, stop, selection)
 
 

@@ -128,7 +128,7 @@ def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetReques
         if index.selection is not None:
             raise ConfigError(
                 "planned packing reads no views of datasets",
-                where=_place(index),
+                where=index.name,
                 hint="leave out where, exclude, share and weight_by, or packing=",
             )
     if isinstance(packing.cost, str):
@@ -150,22 +150,18 @@ def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetReques
     return PackPlan(spec, costs, digest.hexdigest())
 
 
-def _place(index: DatasetIndex) -> str:
-    return f"{index.spec.url} [{index.split_part}]"
-
-
 def _named(index: DatasetIndex, name: str) -> Any:
     if not isinstance(index, WebDatasetIndex):
-        raise CostsError("only prepared folders of tars have costs", where=_place(index))
+        raise CostsError("only prepared folders of tars have costs", where=index.name)
     return costs_of(index, name)
 
 
 def _given(values: Any, index: DatasetIndex) -> Any:
-    found = check_values(np.asarray(values), f"the array of costs for {_place(index)}")
+    found = check_values(np.asarray(values), f"the array of costs for {index.name}")
     if len(found) != index.num_samples:
         raise CostsError(
             f"{len(found)} costs for {index.num_samples} samples",
-            where=_place(index),
+            where=index.name,
             hint="give one number for each sample of the split part",
         )
     return found
@@ -176,7 +172,7 @@ def _lengths(values: Any, index: DatasetIndex, packing: PlannedPacking) -> Any:
     if values.dtype.kind == "f" and (whole != values).any():
         raise CostsError(
             f"the cost of sample {int(np.argmax(whole != values))} is no whole number, as a length is",
-            where=_place(index),
+            where=index.name,
             hint="round the numbers in the function that computes them",
         )
     # Half the memory, of which every rank has a copy.
@@ -190,13 +186,13 @@ def _check_fit(values: Any, first: int, index: DatasetIndex, packing: PlannedPac
         raise ConfigError(
             f"{int(too_long.sum())} samples are longer than {packing.capacity}; sample {first + worst} has "
             f"{values[worst]}",
-            where=_place(index),
+            where=index.name,
             hint="raise the capacity, or pass overlong='drop' or 'split'",
         )
     usable = values > 0 if packing.overlong == "split" else (values > 0) & ~too_long
     if not usable.any():
         raise ConfigError(
             f"no sample has a length from 1 to {packing.capacity}",
-            where=_place(index),
+            where=index.name,
             hint="raise the capacity, or correct the costs",
         )

@@ -98,17 +98,16 @@ def with_view(index: DatasetIndex, view: View, limits: Limits) -> DatasetIndex:
     Raises ConfigError if the view cannot be applied to such a dataset, or a column or weight is wrong,
     EmptyDatasetError if it selects nothing, and IndexMismatchError if a table does not fit the index.
     """
-    where = f"{index.spec.url} [{index.split_part}]"
     if not isinstance(index, WebDatasetIndex) or index.every is None or index.shard_ids is None:
         raise ConfigError(
-            f"the view ({view}) needs a prepared folder of tars", where=where, hint="prepare the dataset"
+            f"the view ({view}) needs a prepared folder of tars", where=index.name, hint="prepare the dataset"
         )
     selection = _Selecting(index, view, limits).selection()
     if not selection.num_samples or (selection.weights is not None and not selection.weights[-1] > 0):
         raise EmptyDatasetError(
             f"the view ({view}) selects none of {index.num_samples:,} samples"
             + (", or all weights are 0" if view.weight_by else ""),
-            where=where,
+            where=index.name,
             hint="widen the view, or leave the dataset out",
         )
     return replace(index, selection=selection, view=view.plain())

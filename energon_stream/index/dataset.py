@@ -86,6 +86,11 @@ class DatasetIndex:
         object.__setattr__(self, "shard_starts", starts)
 
     @property
+    def name(self) -> str:
+        """Location and split part, for messages."""
+        return f"{self.spec.url} [{self.split_part}]"
+
+    @property
     def num_samples(self) -> int:
         """Number of samples, excluded ones included."""
         return int(self.shard_starts[-1])

@@ -203,7 +203,7 @@ def _kept(keys: Sequence[str], found: Int64Array, members: Sequence[JoinMember])
             shown = ", ".join(repr(keys[row]) for row in wrong[:_SHOWN].tolist())
             raise DatasetError(
                 f"some samples of {members[0].index.spec.url} have no partner: {shown}{'…' * (len(wrong) > _SHOWN)}",
-                where=f"{member.index.spec.url} [{member.index.split_part}]",
+                where=member.index.name,
                 hint="add the samples, or give the dataset `nonmatch: skip` or `nonmatch: none`",
             )
     return kept

@@ -264,7 +264,7 @@ class ReaderDataset(SavableDataset[Any]):
         if largest < streams and any(self.schedule(stream).length == 0 for stream in range(streams)):
             raise EmptyStreamError(
                 f"{samples} samples cannot be dealt to {streams} streams (ranks times workers)",
-                where=", ".join(f"{leaf.index.spec.url} [{leaf.index.split_part}]" for leaf in self.leaves),
+                where=", ".join(leaf.index.name for leaf in self.leaves),
                 hint="use fewer workers or ranks, or a larger split part",
             )
 

@@ -55,8 +55,7 @@ class _Reader:
 
     def name(self, number: int) -> str:
         """Return the name of a leaf in messages."""
-        index = self.dataset.leaves[number].index
-        return f"{index.spec.url} [{index.split_part}]"
+        return self.dataset.leaves[number].index.name
 
 
 def continue_state(

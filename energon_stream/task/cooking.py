@@ -159,7 +159,7 @@ def cooker_parts(
 def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> None:
     """Raise ConfigError if a leaf has no cooker, or one whose parameters differ from the leaf's stores."""
     for leaf in leaves:
-        where = f"{leaf.index.spec.url} [{leaf.index.split_part}]"
+        where = leaf.index.name
         if cookers and (leaf.is_crude or leaf.stores.aux):
             cook = select_cooker(cookers, leaf.subflavors).cook
             if _needs(cook, "primary") and leaf.stores.primary is None:
