@@ -44,15 +44,10 @@ class _Copy:
 
 
 class LocalCopy(NamedTuple):
-    """A shard on the local disk.
+    """A shard on the local disk."""
 
-    Attributes:
-        store: A store that has the shard under its path.
-        path: Local path of the shard; empty if it was not needed.
-    """
-
-    store: Store
-    path: str
+    store: Store  # a store that has the shard under its path
+    path: str  # local path of the shard; empty if it was not needed
 
 
 @contextmanager

@@ -32,21 +32,13 @@ Opened = tuple["DatasetIndex", Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A dataset that can be looked at.
+    """A dataset that can be looked at."""
 
-    Attributes:
-        split: Split part, or split of the metadataset.
-        url: Path or URL of the dataset, without credentials.
-        share: Its part of the mixture, in words; empty for a single dataset.
-        samples: Number of samples; None if it is not known before the dataset is opened.
-        open: Opens the dataset.
-    """
-
-    split: str
-    url: str
-    share: str
-    samples: int | None
-    open: Callable[[], Opened]
+    split: str  # split part, or split of the metadataset
+    url: str  # path or URL of the dataset, without credentials
+    share: str  # its part of the mixture, in words; empty for a single dataset
+    samples: int | None  # number of samples; None if it is not known before the dataset is opened
+    open: Callable[[], Opened]  # opens the dataset
 
 
 class Catalog:

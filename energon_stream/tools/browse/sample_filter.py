@@ -16,12 +16,6 @@ Operator = Literal["contains", "equals"]
 class Filter:
     """A condition on one field of a sample.
 
-    Attributes:
-        field: ``key``, ``shard``, ``part`` (names of parts), the name of a text part, or a path in a JSON
-            part such as ``json.user.name`` or ``json.tags.0``. Empty: any of these.
-        operator: ``contains``, whatever the case of letters, or ``equals``.
-        value: Text to compare with. Numbers, true, false and null compare as JSON writes them.
-
     Raises:
         ConfigError: The operator is unknown.
 
@@ -33,9 +27,11 @@ class Filter:
         True
     """
 
+    # ``key``, ``shard``, ``part`` (names of parts), the name of a text part, or a path in a JSON part such as
+    # ``json.user.name`` or ``json.tags.0``. Empty: any of these.
     field: str
-    operator: Operator
-    value: str
+    operator: Operator  # ``contains``, whatever the case of letters, or ``equals``
+    value: str  # Text to compare with. Numbers, true, false and null compare as JSON writes them.
 
     def __post_init__(self) -> None:
         if self.operator not in get_args(Operator):

@@ -22,26 +22,17 @@ _MOST = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A step of a training, and the options that determine its samples.
+    """A step of a training, and the options that determine its samples."""
 
-    Attributes:
-        step: Step of the rank, counted from 0; None to begin with the first samples of the dataset.
-        batch_size: Samples of a step.
-        rank: Rank of the job.
-        world_size: Number of ranks.
-        num_workers: Workers of a rank.
-        num_streams: Streams of the job; 0 for ranks times workers.
-        seed_offset: The seed.
-        options: Other arguments of :func:`get_train_dataset`, as in training.
-    """
-
+    # step of the rank, counted from 0; None to begin with the first samples of the dataset
     step: int | None = None
-    batch_size: int = 32
-    rank: int = 0
-    world_size: int = 1
-    num_workers: int = 4
-    num_streams: int = 0
-    seed_offset: int = 0
+    batch_size: int = 32  # samples of a step
+    rank: int = 0  # rank of the job
+    world_size: int = 1  # number of ranks
+    num_workers: int = 4  # workers of a rank
+    num_streams: int = 0  # streams of the job; 0 for ranks times workers
+    seed_offset: int = 0  # the seed
+    # other arguments of :func:`get_train_dataset`, as in training
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def changed(self, given: Mapping[str, str]) -> Self:

@@ -29,31 +29,18 @@ _ROW = np.dtype([("key", "<u8"), ("content", "<u8"), ("shard", "<u4"), ("sample"
 
 @dataclass(frozen=True, slots=True)
 class DatasetDiff:
-    """Result of :func:`diff_datasets`. Lists of keys have the first ones only; the numbers are of all.
+    """Result of :func:`diff_datasets`. Lists of keys have the first ones only; the numbers are of all."""
 
-    Attributes:
-        only_first_shards: Shards that only the first dataset has.
-        only_second_shards: Shards that only the second dataset has.
-        counts: Numbers of samples of shards that both have, where they differ.
-        only_first: Number of samples that only the first dataset has.
-        only_second: Number of samples that only the second dataset has.
-        changed: Number of samples that both have, with other parts.
-        only_first_keys: Keys of such samples, with their shards.
-        only_second_keys: As above.
-        changed_keys: As above.
-        metadata: Names of the files of metadata that differ in content, whatever their form.
-    """
-
-    only_first_shards: tuple[str, ...]
-    only_second_shards: tuple[str, ...]
-    counts: Mapping[str, tuple[int, int]]
-    only_first: int
-    only_second: int
-    changed: int
-    only_first_keys: tuple[str, ...]
-    only_second_keys: tuple[str, ...]
-    changed_keys: tuple[str, ...]
-    metadata: tuple[str, ...]
+    only_first_shards: tuple[str, ...]  # shards that only the first dataset has
+    only_second_shards: tuple[str, ...]  # shards that only the second dataset has
+    counts: Mapping[str, tuple[int, int]]  # numbers of samples of shards that both have, where they differ
+    only_first: int  # number of samples that only the first dataset has
+    only_second: int  # number of samples that only the second dataset has
+    changed: int  # number of samples that both have, with other parts
+    only_first_keys: tuple[str, ...]  # keys of such samples, with their shards
+    only_second_keys: tuple[str, ...]  # as above
+    changed_keys: tuple[str, ...]  # as above
+    metadata: tuple[str, ...]  # names of the files of metadata that differ in content, whatever their form
 
     @property
     def same_samples(self) -> bool:

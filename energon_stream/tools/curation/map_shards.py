@@ -22,15 +22,10 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard that a function of :func:`map_shards` gets.
+    """A shard that a function of :func:`map_shards` gets."""
 
-    Attributes:
-        store: Store of the dataset.
-        entry: Path and size of the tar.
-    """
-
-    store: Store
-    entry: ListEntry
+    store: Store  # store of the dataset
+    entry: ListEntry  # path and size of the tar
 
     @property
     def path(self) -> str:

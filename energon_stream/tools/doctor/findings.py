@@ -12,19 +12,12 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding.
+    """One finding."""
 
-    Attributes:
-        name: What was looked at, such as ``clock``.
-        level: ``ok``, ``warning`` (it works, but not well) or ``error`` (training cannot work).
-        text: What was found.
-        hint: What to do about it; empty if nothing is to be done.
-    """
-
-    name: str
-    level: Level
-    text: str
-    hint: str = ""
+    name: str  # what was looked at, such as ``clock``
+    level: Level  # ``ok``, ``warning`` (it works, but not well) or ``error`` (training cannot work)
+    text: str  # what was found
+    hint: str = ""  # what to do about it; empty if nothing is to be done
 
     def __str__(self) -> str:
         hint = f". {as_sentence(self.hint)}" if self.hint else ""
@@ -33,16 +26,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class SpeedOf:
-    """Speed of a store with so many requests at one time.
+    """Speed of a store with so many requests at one time."""
 
-    Attributes:
-        in_flight: Requests at one time.
-        requests: Requests that were answered.
-        bytes_per_second: Bytes a second of all of them together.
-        seconds_a_request: Median time of one.
-    """
-
-    in_flight: int
-    requests: int
-    bytes_per_second: float
-    seconds_a_request: float
+    in_flight: int  # requests at one time
+    requests: int  # requests that were answered
+    bytes_per_second: float  # bytes a second of all of them together
+    seconds_a_request: float  # median time of one

@@ -30,17 +30,11 @@ _DEFAULTS = ReadOptions()
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Settings of one run.
+    """Settings of one run."""
 
-    Attributes:
-        num_workers: Worker processes.
-        max_in_flight: Requests of a process at one time.
-        max_request: Largest request, in bytes.
-    """
-
-    num_workers: int = 0
-    max_in_flight: int = _DEFAULTS.max_in_flight
-    max_request: int = _DEFAULTS.max_request
+    num_workers: int = 0  # worker processes
+    max_in_flight: int = _DEFAULTS.max_in_flight  # requests of a process at one time
+    max_request: int = _DEFAULTS.max_request  # largest request, in bytes
 
     def __str__(self) -> str:
         return f"{self.num_workers} workers, {self.max_in_flight} in flight, {self.max_request / 2**20:g} MiB"
@@ -48,38 +42,23 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class BenchRun:
-    """One run.
+    """One run."""
 
-    Attributes:
-        setting: Its settings.
-        batches: Batches that were read.
-        samples_per_second: Samples a second after the first batch.
-        bytes_per_second: Received bytes a second, the first batch included.
-        first_batch_seconds: Seconds until the first batch.
-        requests: Requests, metadata included.
-        verdict: What limits this run.
-    """
-
-    setting: Setting
-    batches: int
-    samples_per_second: float
-    bytes_per_second: float
-    first_batch_seconds: float
-    requests: int
-    verdict: str
+    setting: Setting  # its settings
+    batches: int  # batches that were read
+    samples_per_second: float  # samples a second after the first batch
+    bytes_per_second: float  # received bytes a second, the first batch included
+    first_batch_seconds: float  # seconds until the first batch
+    requests: int  # requests, metadata included
+    verdict: str  # what limits this run
 
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """The runs of a measurement.
+    """The runs of a measurement."""
 
-    Attributes:
-        url: The dataset, without credentials.
-        runs: All runs, in their order; the first one has the defaults.
-    """
-
-    url: str
-    runs: tuple[BenchRun, ...]
+    url: str  # the dataset, without credentials
+    runs: tuple[BenchRun, ...]  # all runs, in their order; the first one has the defaults
 
     @property
     def best(self) -> BenchRun:

@@ -43,40 +43,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """A shard that is to be checked.
+    """A shard that is to be checked."""
 
-    Attributes:
-        path: Path of the tar, relative to the dataset.
-        count: Number of samples that the metadata names; None for a tar that is not prepared.
-        checksums: Checksum of each sample as little-endian 64-bit integers; None if there are none.
-        excluded: Keys of samples that nobody uses.
-        decodes: Whether samples are decoded.
-    """
-
-    path: str
-    count: int | None
+    path: str  # path of the tar, relative to the dataset
+    count: int | None  # number of samples that the metadata names; None for a tar that is not prepared
+    # checksum of each sample as little-endian 64-bit integers; None if there are none
     checksums: bytes | None = None
-    excluded: frozenset[str] = frozenset()
-    decodes: bool = True
+    excluded: frozenset[str] = frozenset()  # keys of samples that nobody uses
+    decodes: bool = True  # whether samples are decoded
 
 
 @dataclass(frozen=True, slots=True)
 class ShardCheck:
-    """Checks shards of one dataset. It is a value, and travels to other processes.
+    """Checks shards of one dataset. It is a value, and travels to other processes."""
 
-    Attributes:
-        spec: The dataset.
-        decoder: Decodes all parts; None leaves them alone.
-        factory: Makes samples of parts; None if nobody said what samples are.
-        sample_rate: Share of the samples that are looked at. Below 1, only these are fetched.
-        seed: Which samples these are.
-    """
-
-    spec: StoreSpec
-    decoder: FileStoreDecoder | None
-    factory: SampleFactory | None
-    sample_rate: float = 1.0
-    seed: int = 0
+    spec: StoreSpec  # the dataset
+    decoder: FileStoreDecoder | None  # decodes all parts; None leaves them alone
+    factory: SampleFactory | None  # makes samples of parts; None if nobody said what samples are
+    sample_rate: float = 1.0  # Share of the samples that are looked at. Below 1, only these are fetched.
+    seed: int = 0  # which samples these are
 
     def __call__(self, task: ShardTask) -> ShardReport:
         """Check a shard. Only a store that cannot be reached is an error; all else is in the report."""

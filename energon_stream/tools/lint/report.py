@@ -14,23 +14,14 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One thing that is wrong."""
 
-    Attributes:
-        kind: Class of the error that a reader would raise, such as ``CorruptTarError``.
-        what: The problem, in a sentence.
-        where: File, and place in it.
-        hint: Advice.
-        shard: Path of the shard; None for problems of the dataset.
-        sample: Key of the sample; None for problems of a shard.
-    """
-
-    kind: str
-    what: str
-    where: str | None
-    hint: str | None
-    shard: str | None = None
-    sample: str | None = None
+    kind: str  # class of the error that a reader would raise, such as ``CorruptTarError``
+    what: str  # the problem, in a sentence
+    where: str | None  # file, and place in it
+    hint: str | None  # Advice
+    shard: str | None = None  # path of the shard; None for problems of the dataset
+    sample: str | None = None  # key of the sample; None for problems of a shard
 
     @classmethod
     def of(cls, error: Exception, shard: str | None = None, sample: str | None = None) -> Problem:
@@ -47,56 +38,32 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """Report on one shard.
+    """Report on one shard."""
 
-    Attributes:
-        shard: Path of the shard.
-        samples: Number of samples that are there.
-        made: Number of samples that were decoded without an error.
-        failed: Number of samples with an error.
-        refused: Number of parts that were left out, because they are pickles that nobody trusted.
-        size: Bytes that were looked at.
-        problems: What is wrong.
-        keys: 64-bit hashes of all keys, if keys are to be compared with those of other shards.
-    """
-
-    shard: str
-    samples: int = 0
-    made: int = 0
-    failed: int = 0
-    refused: int = 0
-    size: int = 0
-    problems: tuple[Problem, ...] = ()
-    keys: bytes = b""
+    shard: str  # path of the shard
+    samples: int = 0  # number of samples that are there
+    made: int = 0  # number of samples that were decoded without an error
+    failed: int = 0  # number of samples with an error
+    refused: int = 0  # number of parts that were left out, because they are pickles that nobody trusted
+    size: int = 0  # bytes that were looked at
+    problems: tuple[Problem, ...] = ()  # what is wrong
+    keys: bytes = b""  # 64-bit hashes of all keys, if keys are to be compared with those of other shards
 
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """Result of :func:`lint_dataset`.
+    """Result of :func:`lint_dataset`."""
 
-    Attributes:
-        dataset: URL of the dataset.
-        shards: Number of shards that were checked.
-        bad_shards: Number of shards whose tar, index or checksums are wrong.
-        samples: Number of samples in the shards, as the metadata says.
-        made: Number of samples that were decoded without an error, by split part.
-        failed: Number of samples with an error, by split part.
-        refused: Number of parts that were left out, because they are pickles that nobody trusted.
-        size: Bytes that were looked at.
-        has_checksums: Whether samples were compared with checksums.
-        problems: What is wrong, shard by shard.
-    """
-
-    dataset: str
-    shards: int
-    bad_shards: int
-    samples: int
-    made: Mapping[str, int]
-    failed: Mapping[str, int]
-    refused: int
-    size: int
-    has_checksums: bool
-    problems: tuple[Problem, ...]
+    dataset: str  # URL of the dataset
+    shards: int  # number of shards that were checked
+    bad_shards: int  # number of shards whose tar, index or checksums are wrong
+    samples: int  # number of samples in the shards, as the metadata says
+    made: Mapping[str, int]  # number of samples that were decoded without an error, by split part
+    failed: Mapping[str, int]  # number of samples with an error, by split part
+    refused: int  # number of parts that were left out, because they are pickles that nobody trusted
+    size: int  # bytes that were looked at
+    has_checksums: bool  # whether samples were compared with checksums
+    problems: tuple[Problem, ...]  # what is wrong, shard by shard
 
     @property
     def is_clean(self) -> bool:

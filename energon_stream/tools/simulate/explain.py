@@ -33,33 +33,19 @@ _MOST_BEFORE = 10**8
 
 @dataclass(frozen=True, slots=True)
 class ExplainedRequest:
-    """One request of training, and what it is for.
+    """One request of training, and what it is for."""
 
-    Attributes:
-        worker: Worker of the rank that makes it.
-        stream: Stream of the job that needs it.
-        number: Number of the request in the stream.
-        object: URL of the object.
-        start: First byte.
-        size: Length in bytes.
-        reason: Name of the reason why it ends where it does; see :class:`Reason`.
-        deadline: Step of the rank that needs it first.
-        last_step: Last of the requested steps that needs it.
-        samples: Number of samples that it serves, up to the last step.
-        cached_bytes: Bytes of it in the cache, which are not requested.
-    """
-
-    worker: int
-    stream: int
-    number: int
-    object: str
-    start: int
-    size: int
-    reason: str
-    deadline: int
-    last_step: int
-    samples: int
-    cached_bytes: int
+    worker: int  # worker of the rank that makes it
+    stream: int  # stream of the job that needs it
+    number: int  # number of the request in the stream
+    object: str  # URL of the object
+    start: int  # first byte
+    size: int  # length in bytes
+    reason: str  # name of the reason why it ends where it does; see :class:`Reason`
+    deadline: int  # step of the rank that needs it first
+    last_step: int  # last of the requested steps that needs it
+    samples: int  # number of samples that it serves, up to the last step
+    cached_bytes: int  # bytes of it in the cache, which are not requested
 
     @property
     def why(self) -> str:

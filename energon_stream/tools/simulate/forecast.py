@@ -36,17 +36,13 @@ _MARGIN = 24
 class Prices:
     """Prices of a store, in any currency.
 
-    Attributes:
-        per_1000_requests: Price of 1,000 GET requests.
-        per_gb: Price of 10⁹ bytes that leave the store.
-
     Example:
         >>> Prices(per_1000_requests=0.0004, per_gb=0.09).of(requests=1_000_000, size=10**12)
         90.4
     """
 
-    per_1000_requests: float = 0.0
-    per_gb: float = 0.0
+    per_1000_requests: float = 0.0  # price of 1,000 GET requests
+    per_gb: float = 0.0  # price of 10⁹ bytes that leave the store
 
     def __post_init__(self) -> None:
         if not (0 <= self.per_1000_requests < np.inf and 0 <= self.per_gb < np.inf):
@@ -64,19 +60,14 @@ class OrderMap:
     """Positions of the samples of each step.
 
     The position of a sample is its number in the data, one dataset of a mixture after another.
-
-    Attributes:
-        counts: ``int64 [rows, columns]``, number of samples by position (rows) and step (columns).
-        spread: Mean distance of two samples of a step, divided by that of two samples drawn at random: 1 for
-            a shuffle of all data, near 0 for data that is read in order.
-        shards: Mean number of shards from which a step's samples come.
-        neighbours: Share of a step's samples whose next one is also the next one in the data.
     """
 
-    counts: Int64Array
+    counts: Int64Array  # ``int64 [rows, columns]``, number of samples by position (rows) and step (columns)
+    # mean distance of two samples of a step, divided by that of two samples drawn at random: 1 for a shuffle
+    # of all data, near 0 for data that is read in order
     spread: float
-    shards: float
-    neighbours: float
+    shards: float  # mean number of shards from which a step's samples come
+    neighbours: float  # share of a step's samples whose next one is also the next one in the data
 
     def picture(self) -> Image:
         """Return the map as an RGB picture: steps from left to right, positions from top to bottom."""
@@ -102,27 +93,16 @@ class OrderMap:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Samples, requests and bytes of the first steps of a rank, without metadata and indices.
+    """Samples, requests and bytes of the first steps of a rank, without metadata and indices."""
 
-    Attributes:
-        steps: Number of steps.
-        samples: Samples of these steps.
-        requests: Range requests for them, without retries. Some serve later steps, too.
-        size: Bytes of these requests.
-        cached_bytes: Bytes of these in the node's cache, which are not requested.
-        objects: Number of objects that are read.
-        reasons: Number of requests by the reason why each ends where it does.
-        order: Where in the data the samples lie.
-    """
-
-    steps: int
-    samples: int
-    requests: int
-    size: int
-    cached_bytes: int
-    objects: int
-    reasons: Mapping[str, int]
-    order: OrderMap
+    steps: int  # number of steps
+    samples: int  # samples of these steps
+    requests: int  # Range requests for them, without retries. Some serve later steps, too.
+    size: int  # bytes of these requests
+    cached_bytes: int  # bytes of these in the node's cache, which are not requested
+    objects: int  # number of objects that are read
+    reasons: Mapping[str, int]  # number of requests by the reason why each ends where it does
+    order: OrderMap  # where in the data the samples lie
 
     def price(self, prices: Prices) -> float:
         """Return the price of what is not in the cache."""

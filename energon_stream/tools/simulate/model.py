@@ -13,17 +13,6 @@ from energon_stream.errors import ConfigError
 class StoreModel:
     """A model of a store and of the line to it.
 
-    Attributes:
-        latency: Seconds from a request to the first byte of its answer.
-        jitter: Seconds that are added to the latency on average, exponentially distributed.
-        rate_per_connection: Bytes per second of one connection; 0 for no limit.
-        rate_total: Bytes per second of all connections of a rank; 0 for no limit.
-        burst: Bytes that a connection sends at once, before its rate holds.
-        connections: Most requests of a process at one time.
-        error_share: Share of the requests that are answered with a 503, 0 to less than 1.
-        slow_share: Share of the requests whose latency is ``slow_factor`` times as long.
-        slow_factor: See ``slow_share``.
-
     Raises:
         ConfigError: A number cannot be.
 
@@ -33,15 +22,15 @@ class StoreModel:
         64
     """
 
-    latency: float = 0.05
-    jitter: float = 0.0
-    rate_per_connection: float = 0.0
-    rate_total: float = 0.0
-    burst: int = 0
-    connections: int = 64
-    error_share: float = 0.0
-    slow_share: float = 0.0
-    slow_factor: float = 20.0
+    latency: float = 0.05  # seconds from a request to the first byte of its answer
+    jitter: float = 0.0  # seconds that are added to the latency on average, exponentially distributed
+    rate_per_connection: float = 0.0  # bytes per second of one connection; 0 for no limit
+    rate_total: float = 0.0  # bytes per second of all connections of a rank; 0 for no limit
+    burst: int = 0  # bytes that a connection sends at once, before its rate holds
+    connections: int = 64  # most requests of a process at one time
+    error_share: float = 0.0  # share of the requests that are answered with a 503, 0 to less than 1
+    slow_share: float = 0.0  # share of the requests whose latency is ``slow_factor`` times as long
+    slow_factor: float = 20.0  # see ``slow_share``
 
     def __post_init__(self) -> None:
         _check(asdict(self))
@@ -61,14 +50,6 @@ class Costs:
     The defaults were measured with ``benchmarks/simulated.py`` on a core of a server, where nothing is
     decoded.
 
-    Attributes:
-        opening: To open the dataset and start the client, once.
-        planning: For each sample that is looked ahead to.
-        sample: For each sample that is read: cutting, and what the program does with it.
-        request: For each request.
-        byte: For each byte received.
-        is_one_core: Whether the program and its requests share one core, rather than have one each.
-
     Raises:
         ConfigError: A number cannot be.
 
@@ -77,11 +58,12 @@ class Costs:
         >>> decoding = Costs(sample=4e-3)
     """
 
-    opening: float = 0.022
-    planning: float = 1.5e-6
-    sample: float = 5.5e-6
-    request: float = 0.2e-3
-    byte: float = 0.9e-9
+    opening: float = 0.022  # to open the dataset and start the client, once
+    planning: float = 1.5e-6  # for each sample that is looked ahead to
+    sample: float = 5.5e-6  # for each sample that is read: cutting, and what the program does with it
+    request: float = 0.2e-3  # for each request
+    byte: float = 0.9e-9  # for each byte received
+    # whether the program and its requests share one core, rather than have one each
     is_one_core: bool = False
 
     def __post_init__(self) -> None:

@@ -31,31 +31,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predicted training of a rank, from opening its dataset on.
+    """The predicted training of a rank, from opening its dataset on."""
 
-    Attributes:
-        samples_per_second: Samples of the rank a second, with opening.
-        first_batch: Seconds until the first batch is there.
-        seconds: Seconds until the last sample is there.
-        waiting: Seconds of these that the last worker to end waits for the store.
-        samples: Number of samples.
-        requests: Requests of all workers, with those for metadata and indices, retries and second requests.
-        opening_requests: Requests that open the dataset; each worker inherits what they brought.
-        rejected: Requests that the store rejected.
-        repeated: Second requests beside late ones.
-        bytes: Bytes received.
-    """
-
-    samples_per_second: float
-    first_batch: float
-    seconds: float
-    waiting: float
-    samples: int
-    requests: int
-    opening_requests: int
-    rejected: int
-    repeated: int
-    bytes: int
+    samples_per_second: float  # samples of the rank a second, with opening
+    first_batch: float  # seconds until the first batch is there
+    seconds: float  # seconds until the last sample is there
+    waiting: float  # seconds of these that the last worker to end waits for the store
+    samples: int  # number of samples
+    requests: int  # requests of all workers, with those for metadata and indices, retries and second requests
+    opening_requests: int  # requests that open the dataset; each worker inherits what they brought
+    rejected: int  # requests that the store rejected
+    repeated: int  # second requests beside late ones
+    bytes: int  # bytes received
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes, for JSON."""

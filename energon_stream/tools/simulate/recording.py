@@ -21,13 +21,9 @@ _HOLD = 0.02  # seconds that each request takes at least, so that concurrent one
 
 @dataclass(slots=True, eq=False)
 class RequestLog:
-    """Requests in rounds: no request waits for one of its own round.
+    """Requests in rounds: no request waits for one of its own round."""
 
-    Attributes:
-        listener: Gets the bytes of each request instead, once it is set.
-    """
-
-    listener: Callable[[int], None] | None = None
+    listener: Callable[[int], None] | None = None  # gets the bytes of each request instead, once it is set
     _ended: list[int] = field(default_factory=list)  # round of each ended request
     _rounds: dict[int, list[int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)

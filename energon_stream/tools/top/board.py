@@ -37,35 +37,20 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One loader. Rates and shares are those of about the last second.
+    """One loader. Rates and shares are those of about the last second."""
 
-    Attributes:
-        rank: Its rank.
-        host: Name of its machine.
-        pid: Its main process.
-        num_workers: Its worker processes.
-        samples_per_second: Samples that the training loop received.
-        waiting: Share of the time in which the loop waited, 0 to 1.
-        bytes_per_second: Bytes from stores.
-        requests_per_second: Requests to stores.
-        retries: Repeated requests since the beginning.
-        cache_share: Share of the bytes that the cache had, 0 to 1; None without a cache.
-        verdict: What limits the loader.
-        age: Seconds since it was heard of.
-    """
-
-    rank: int
-    host: str
-    pid: int
-    num_workers: int
-    samples_per_second: float
-    waiting: float
-    bytes_per_second: float
-    requests_per_second: float
-    retries: int
-    cache_share: float | None
-    verdict: str
-    age: float
+    rank: int  # its rank
+    host: str  # name of its machine
+    pid: int  # its main process
+    num_workers: int  # its worker processes
+    samples_per_second: float  # samples that the training loop received
+    waiting: float  # share of the time in which the loop waited, 0 to 1
+    bytes_per_second: float  # bytes from stores
+    requests_per_second: float  # requests to stores
+    retries: int  # repeated requests since the beginning
+    cache_share: float | None  # share of the bytes that the cache had, 0 to 1; None without a cache
+    verdict: str  # what limits the loader
+    age: float  # seconds since it was heard of
 
     @property
     def is_silent(self) -> bool:
@@ -91,13 +76,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """All loaders of a folder.
+    """All loaders of a folder."""
 
-    Attributes:
-        rows: The loaders, by rank.
-    """
-
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # the loaders, by rank
 
     @property
     def slowest(self) -> Row | None:
