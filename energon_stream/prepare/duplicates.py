@@ -7,24 +7,28 @@ interrupted goes on where it ended.
 
 from __future__ import annotations
 
-import io
 import os
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
 from energon_stream.errors import CorruptTarError, DuplicateKeyError
-from energon_stream.storage.in_order import ordered_map, stream_object
+from energon_stream.media.seekable import StoreFile
+from energon_stream.storage.in_order import ordered_map
 
 if TYPE_CHECKING:
     from energon_stream.arrays import UInt64Array
     from energon_stream.prepare.shard_records import ShardRecord
     from energon_stream.storage import ListEntry, Store
+
+_NAMES = frozenset({"path", "linkpath", "size"})
+"""Records of a PAX header that the new header has anew."""
+_READ = 8 << 20  # bytes of a tar that are read at a time
 
 
 def separate_tars(
@@ -83,12 +87,12 @@ def _hashed_keys(store: Store, entry: ListEntry, keys: list[str]) -> tuple[UInt6
 def _rename_members(store: Store, entry: ListEntry, folder: str) -> None:
     """Replace a tar by one whose members are in a folder with the tar's path as its name."""
     where = f"{store.url}/{entry.path}"
+    old = StoreFile(store, entry.path, entry.meta.size, entry.meta.etag)
     descriptor, path = tempfile.mkstemp(suffix=".tar", dir=folder)
     try:
         with (
             os.fdopen(descriptor, "wb") as new,
-            io.BufferedReader(_ObjectStream(stream_object(store, entry.path, etag=entry.meta.etag))) as old,
-            tarfile.open(fileobj=old, mode="r|") as source,
+            tarfile.open(fileobj=old, mode="r|", bufsize=_READ) as source,
             tarfile.open(fileobj=new, mode="w|", format=tarfile.PAX_FORMAT) as target,
         ):
             for member in source:
@@ -104,29 +108,3 @@ def _rename_members(store: Store, entry: ListEntry, folder: str) -> None:
         store.put_file(entry.path, path)
     finally:
         os.unlink(path)
-
-
-_NAMES = frozenset({"path", "linkpath", "size"})
-"""Records of a PAX header that the new header has anew."""
-
-
-class _ObjectStream(io.RawIOBase):
-    """The bytes of an object, which arrive in pieces, as a file."""
-
-    def __init__(self, pieces: Iterator[memoryview]) -> None:
-        super().__init__()
-        self._pieces, self._rest = pieces, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override] # what BufferedReader passes
-        while not self._rest:
-            try:
-                self._rest = next(self._pieces)
-            except StopIteration:
-                return 0
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size

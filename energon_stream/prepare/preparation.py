@@ -22,11 +22,12 @@ from energon_stream.prepare.scanning import Scanner, check_unchanged
 
 if TYPE_CHECKING:
     from energon_stream.engine.shares import Part
+    from energon_stream.engine.tasks import TaskEngine
     from energon_stream.prepare.media_tables import MediaReport
     from energon_stream.prepare.publish import DatasetOptions
-    from energon_stream.prepare.scanning import EngineAt, ScanOptions
+    from energon_stream.prepare.scanning import ScanOptions
     from energon_stream.prepare.shard_records import ShardRecords
-    from energon_stream.storage import ListEntry, Store
+    from energon_stream.storage import ListEntry, Store, StoreSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class Preparation:
     progress: Callable[[int, int], None] | None  # called with the tars that are done, and all
     skip_bad: bool  # whether tars that cannot be used are left out
     dataset: DatasetOptions  # split parts and metadata
-    engine: EngineAt | None = None  # what runs the scans; None for threads
+    # What runs the scans, and where its processes find the dataset; None for threads.
+    engine: tuple[TaskEngine, StoreSpec] | None = None
     part: Part | None = None  # share of the tars that is scanned, and not published; None for all
 
     def scanner(self, options: ScanOptions) -> Scanner:

@@ -22,7 +22,7 @@ from energon_stream.index.sqlite_index import INDEX_SQLITE, temporary_folder
 from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.preparation import Preparation, PrepareReport
 from energon_stream.prepare.publish import DatasetOptions, Publishing, write_offsets
-from energon_stream.prepare.scanning import EngineAt, Scanner, ScanOptions
+from energon_stream.prepare.scanning import Scanner, ScanOptions
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import ListEntry, Store, StoreSpec
 
@@ -166,7 +166,7 @@ def prepare_dataset(
             where=store.url,
             hint="pass force=True to replace the preparation, or append=True to add tars that it does not have",
         )
-    at = None if engine is None else EngineAt(engine, spec)
+    at = None if engine is None else (engine, spec)
     job = Preparation(store, staging, workers, progress, skip_bad, dataset, at, part)
     with temporary_folder(tmp_path) as folder:
         if append:

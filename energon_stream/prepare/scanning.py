@@ -47,7 +47,7 @@ class Scanner:
         staging: Where the result for each tar is kept, and taken from if it is there; None to keep nothing.
         options: What is found.
         workers: Number of tars that are read at the same time.
-        engine: Runs the scans in other processes; None for threads of this one.
+        engine: Runs the scans in other processes, which find the dataset there; None for threads of this one.
 
     Attributes:
         bad: What is wrong with the tars that cannot be used, by path, so far.
@@ -59,7 +59,7 @@ class Scanner:
         staging: ShardRecords | None,
         options: ScanOptions,
         workers: int,
-        engine: EngineAt | None = None,
+        engine: tuple[TaskEngine, StoreSpec] | None = None,
     ) -> None:
         self.bad: dict[str, str] = {}
         self._store, self._staging, self._options, self._workers = store, staging, options, workers
@@ -89,8 +89,9 @@ class Scanner:
             return ordered_map(self.attempt, entries, self._workers)
         staging = self._staging
         tasks = [(entry, staging is not None and staging.has(entry.path)) for entry in entries]
-        scan = partial(_scan_task, self._engine.spec, self._options, staging is not None)
-        found = self._engine.engine.map(scan, tasks, in_order=True)
+        engine, spec = self._engine
+        scan = partial(_scan_task, spec, self._options, staging is not None)
+        found = engine.map(scan, tasks, in_order=True)
         return (one if isinstance(one, str) else decode_record(one) for one in found)
 
     def raise_bad(self, total: int) -> None:
@@ -130,14 +131,6 @@ class Scanner:
             return self.scan(entry)
         except (CorruptTarError, EmptyDatasetError) as error:
             return error.what
-
-
-@dataclass(frozen=True, slots=True)
-class EngineAt:
-    """An engine, and where its processes find the dataset."""
-
-    engine: TaskEngine
-    spec: StoreSpec
 
 
 def _scan_task(

@@ -19,7 +19,7 @@ from energon_stream.prepare.publish import DatasetOptions
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import Store, StoreSpec
 from energon_stream.write.convert_part import ConvertJob, ConvertPart, PartDone, convert_part
-from energon_stream.write.convert_plan import MAX_SIZE, ConvertPlan, plan_conversion
+from energon_stream.write.convert_plan import MAX_SIZE, ConvertPlan, key_starts, plan_conversion
 from energon_stream.write.finish import finish_dataset
 from energon_stream.write.guess import guess_dataset_yaml
 
@@ -184,7 +184,12 @@ def convert_dataset(
         job = ConvertJob(
             plan.source, plan.columns, target, plan.num_parts, max_size, max_count, signature, local, check
         )
-        tasks = _parts(plan) if share is None else share.of(_parts(plan))
+        starts = key_starts(plan.sections)
+        tasks = [
+            ConvertPart(number, plan.sections[a:b], tuple(starts[a:b]))
+            for number, (a, b) in enumerate(pairwise(plan.parts))
+        ]
+        tasks = tasks if share is None else share.of(tasks)
         done = list((engine or LocalEngine()).map(partial(convert_part, job), tasks, on_done=progress))
         if share is not None:
             return None
@@ -244,14 +249,6 @@ def _begin(store: Store, plan: ConvertPlan, signature: str) -> bool:
     }
     store.put(CONVERSION, json.dumps(document, indent=2).encode())
     return False
-
-
-def _parts(plan: ConvertPlan) -> list[ConvertPart]:
-    keys, rows = plan.first_keys(), plan.first_rows()
-    return [
-        ConvertPart(number, plan.sections[a:b], tuple(keys[a:b]), tuple(rows[a:b]))
-        for number, (a, b) in enumerate(pairwise(plan.parts))
-    ]
 
 
 def _report(plan: ConvertPlan, target: StoreSpec, store: Store, done: Sequence[PartDone]) -> ConvertReport:

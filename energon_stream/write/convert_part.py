@@ -43,8 +43,7 @@ class ConvertPart:
 
     number: int
     sections: tuple[Section, ...]
-    keys: tuple[str, ...]  # what the keys of each section's rows begin with, where rows have no others
-    first_rows: tuple[int, ...]  # number of each section's first row
+    starts: tuple[tuple[str, int], ...]  # arguments of ``row_key`` for each section
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +80,13 @@ def convert_part(job: ConvertJob, part: ConvertPart) -> PartDone:
 def _write(job: ConvertJob, part: ConvertPart, writer: ShardWriter) -> int:
     """Write the rows that are not in complete tars yet; return their number."""
     skip, rows_read, needed = writer.written, 0, job.columns.needed
-    for section, begin, first_row in zip(part.sections, part.keys, part.first_rows, strict=True):
+    for section, start in zip(part.sections, part.starts, strict=True):
         if section.rows is not None and skip >= section.rows:
             skip -= section.rows
             continue
         place = skip
         for row in job.source.rows(section, skip, needed):
-            where, key = section.row_name(place), row_key(begin, first_row, place)
+            where, key = section.row_name(place), row_key(*start, place)
             sample = job.columns.sample(row, where, key, job.source.read_file)
             try:
                 writer.write(sample)

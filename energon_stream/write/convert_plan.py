@@ -67,18 +67,6 @@ class ConvertPlan:
         document = [self.source.kind, listed, columns, self.columns.key, self.parts]
         return xxhash.xxh3_128_hexdigest(json.dumps(document).encode())
 
-    def first_keys(self) -> list[str]:
-        """Return what the keys of each section's rows begin with: see :func:`row_key`."""
-        if self.rows is None:
-            return [f"{number:06d}-" for number in range(len(self.sections))]
-        return [""] * len(self.sections)
-
-    def first_rows(self) -> list[int]:
-        """Return the number of each section's first row: in the source, or 0 where that is not known."""
-        if self.rows is None:
-            return [0] * len(self.sections)
-        return [*accumulate((section.rows or 0 for section in self.sections), initial=0)][:-1]
-
 
 def plan_conversion(
     url_or_path: str | os.PathLike[str],
@@ -114,16 +102,26 @@ def plan_conversion(
     needed = mapped.needed
     names = dict.fromkeys(name for _, _, row in first for name in row)
     left_out = tuple(name for name in names if needed is not None and name not in needed)
-    plan = ConvertPlan(source, mapped, sections, (0, len(sections)), (), left_out)
-    numbers = list(zip(plan.first_keys(), plan.first_rows(), strict=True))
+    starts = key_starts(sections)
     preview = tuple(
-        mapped.sample(row, sections[n].row_name(place), row_key(*numbers[n], place), source.read_file)
+        mapped.sample(row, sections[n].row_name(place), row_key(*starts[n], place), source.read_file)
         for n, place, row in first
     )
     encoder = SampleEncoder()
     mean = sum(encoder.encode(sample).size for sample in preview) / len(preview)
     parts = _group(sections, mean, all_columns=not left_out, max_size=max_size, max_count=max_count)
     return ConvertPlan(source, mapped, sections, parts, preview, left_out)
+
+
+def key_starts(sections: Sequence[Section]) -> list[tuple[str, int]]:
+    """Return, for each section, two arguments of :func:`row_key`.
+
+    Rows are numbered in the source, or in each section if some section does not know how many it has.
+    """
+    if any(section.rows is None for section in sections):
+        return [(f"{number:06d}-", 0) for number in range(len(sections))]
+    firsts = accumulate((section.rows or 0 for section in sections), initial=0)
+    return [("", first) for first, _ in zip(firsts, sections, strict=False)]
 
 
 def row_key(begin: str, first_row: int, row: int) -> str:

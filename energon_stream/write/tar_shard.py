@@ -13,7 +13,7 @@ from energon_stream.errors import DuplicateKeyError, SampleError
 from energon_stream.storage.local import named_errors
 from energon_stream.tar.format import TAR_RECORD, split_name
 from energon_stream.tar.scan import ShardScan
-from energon_stream.write.encode import encode_part
+from energon_stream.write.values import encode_part
 
 _MOST_NAME = 100  # bytes; a longer name is in a PAX header
 _MOST_SIZE = 8**11 - 1

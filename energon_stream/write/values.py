@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import datetime
 import io
+import json
 import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from energon_stream.write.encode import JSON_PARTS, NUMBER_PARTS, encode_part
+_TEXTS = frozenset({"txt", "text", "transcript", "caption", "md", "csv", "html", "xml", "yaml", "srt", "vtt"})
+_NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+_JSON = frozenset({"json", "jsn"})
 
 AUTO = "auto"
 """Part of a column whose extension is found out for each value."""
@@ -130,7 +133,7 @@ def parts_of_value(part: str, value: Any, read: Read) -> Iterator[tuple[str, byt
     if value is None or (is_struct(value) and value["bytes"] is None and not value.get("path")):
         return
     kind = part.rpartition(".")[2].lower()
-    if isinstance(value, list) and value and kind not in JSON_PARTS and all(_is_file(item) for item in value):
+    if isinstance(value, list) and value and kind not in _JSON and all(_is_file(item) for item in value):
         for number, item in enumerate(value):
             yield from parts_of_value(f"{number}.{part}", item, read)
         return
@@ -146,7 +149,7 @@ def _is_file(value: Any) -> bool:
 
 def _fitting(kind: str, value: Any, read: Read) -> Any:
     """Return a value that the encoder of parts knows."""
-    if is_struct(value) and kind not in JSON_PARTS:
+    if is_struct(value) and kind not in _JSON:
         return read(value["path"]) if value["bytes"] is None else value["bytes"]
     if is_image(value):
         return _image_bytes(kind, value)
@@ -157,9 +160,9 @@ def _fitting(kind: str, value: Any, read: Read) -> Any:
 
             return _image_bytes(kind, Image.fromarray(value))
         return value
-    if kind in NUMBER_PARTS and isinstance(value, str):
+    if kind in _NUMBERS and isinstance(value, str):
         return int(value)
-    if kind not in JSON_PARTS and isinstance(value, (datetime.date, datetime.time)):
+    if kind not in _JSON and isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     return value
 
@@ -182,4 +185,52 @@ def _image_bytes(kind: str, image: Any) -> bytes:
         image.save(buffer, name, **lossless)
     except OSError as error:  # such as transparency in a JPEG
         raise TypeError(f"the part {kind!r:.40} cannot hold the image: {error}") from error
+    return buffer.getvalue()
+
+
+def encode_part(name: str, value: Any) -> bytes | memoryview:
+    """Return the bytes of a part.
+
+    Bytes are taken as they are. The extension, which is what follows the last dot of the part's name, decides
+    on other values: ``json`` takes what JSON can hold, ``txt`` and other texts take a ``str`` or a number,
+    ``cls`` and other numbers an ``int``, ``npy`` an array.
+
+    Raises:
+        TypeError: The part cannot hold the value.
+
+    Example:
+        >>> encode_part("json", {"width": 3}), encode_part("txt", "naïve"), encode_part("cls", 7)
+        (b'{"width": 3}', b'na\\xc3\\xafve', b'7')
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, (bytearray, memoryview)):
+        return memoryview(value).cast("B")
+    extension = name.rpartition(".")[2].lower()
+    if extension in _JSON:
+        return json.dumps(value, default=_plain).encode()
+    if extension == "npy" and isinstance(value, (np.ndarray, np.generic, list)):
+        return _array(value)
+    if extension in _TEXTS and isinstance(value, (str, int, float, np.number)):
+        return str(value).encode()
+    if extension in _NUMBERS and isinstance(value, (int, np.integer)):
+        return str(int(value)).encode()
+    raise TypeError(f"the part {name!r:.80} cannot hold a value of type {type(value).__name__}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value for JSON: of an array or a number of numpy, of a date."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise TypeError(f"JSON cannot hold a value of type {type(value).__name__}")
+
+
+def _array(value: Any) -> bytes:
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise TypeError("an array of Python objects cannot be written as npy")
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
