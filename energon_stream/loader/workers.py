@@ -240,7 +240,8 @@ class LoaderWorker:
                 hint=lost.hint,
             ) from lost
         _log.warning("%s (%s); a new worker goes on with %s", lost.what, lost.hint, place)
-        self._end(0.0)
+        self.hang_up()
+        self.join(0.0)
         self._before, self._report = self.report, ProcessReport()
         self._awaits_answer = False
         self.restarts += 1
@@ -264,10 +265,6 @@ class LoaderWorker:
         """Close the channel; the process then ends by itself."""
         self._receiver.close()
         self._monitor.close()
-
-    def _end(self, seconds: float) -> None:
-        self.hang_up()
-        self.join(seconds)
 
     def join(self, seconds: float) -> None:
         """Wait until the process has ended; kill it after some seconds."""
