@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from energon_stream.errors import ConfigError
+import torch
+
+from energon_stream.atomic_files import replacing
+from energon_stream.errors import ConfigError, StateError
 from energon_stream.loader import BasicDataLoader, SavableDataLoader
 
 if TYPE_CHECKING:
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
+
+_KEY = "dataloader_state_dict"
+"""The key of a loader's state in a file of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +148,25 @@ def of_all_ranks(state_dict: Mapping[str, Any], config: WorkerConfig) -> dict[st
     for one in everyone:
         streams.update(one["streams"])
     return {**state_dict, "streams": streams}
+
+
+def write_state(path: Path, state: Any) -> None:
+    """Write a loader's state into a checkpoint. The file is complete or absent."""
+    with replacing(path) as temporary:
+        torch.save({_KEY: state}, temporary)
+
+
+def read_state(path: Path, hint: str) -> Any:
+    """Return a loader's state from a checkpoint.
+
+    Raises StateError, with the hint, if the file is damaged or holds something else.
+    """
+    try:
+        content = torch.load(path, weights_only=True)
+    except Exception as error:  # of many kinds, for a damaged file
+        raise StateError(
+            f"the file is damaged ({type(error).__name__})", where=str(path), hint=hint
+        ) from error
+    if not isinstance(content, Mapping) or _KEY not in content:
+        raise StateError(f"the file has no {_KEY!r}", where=str(path), hint=hint)
+    return content[_KEY]

@@ -27,8 +27,7 @@ ALLOWED = {
     ("decode/sample_decoder.py", "pickle.loads"),
     # weights_only=True, or only with allow_pickle.
     ("decode/sample_decoder.py", "torch.load"),
-    ("integrations/megatron/checkpoint_folder.py", "torch.load"),
-    ("integrations/huggingface/trainer.py", "torch.load"),
+    ("integrations/batch_puller.py", "torch.load"),
     ("cli/state_files.py", "torch.load"),
     # Servers that tests start, without a shell.
     ("testing/s3server.py", "subprocess.Popen"),

@@ -287,10 +287,12 @@ def test_checkpoint_files(data, tmp_path):
     restore_dataloader_state(restored, tmp_path, 10, dp_rank=0)
     assert keys_of(restored, 3) == keys_of(loader, 3)
     torch.save({"other": 1}, dataloader_state_path(tmp_path, 10, 2))
+    dataloader_state_path(tmp_path, 10, 3).write_bytes(path.read_bytes()[:100])
     for rank, iteration, message in (
         (1, 10, "The folder has .*dprank000"),
         (0, 11, "without the loader"),
         (2, 10, "has no"),
+        (3, 10, "damaged"),
     ):
         with pytest.raises(StateError, match=message):
             restore_dataloader_state(module_of(data).train_dataloader(), tmp_path, iteration, dp_rank=rank)

@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
-from energon_stream.atomic_files import replacing
 from energon_stream.errors import ConfigError, StateError
 from energon_stream.imports import of_extra
-from energon_stream.integrations.batch_puller import loader_of
+from energon_stream.integrations.batch_puller import loader_of, read_state, write_state
 from energon_stream.integrations.huggingface.accelerated import AcceleratedLoader
 from energon_stream.loader import get_savable_loader
 from energon_stream.loader.observe.metrics import Recent
@@ -28,7 +25,6 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _FILE = "energon_stream.pt"
-_KEY = "dataloader_state_dict"
 _LAST_FILE = "trainer_state.json"
 """The file that the trainer writes last into a checkpoint."""
 
@@ -188,8 +184,7 @@ class EnergonTrainerHooks:
         self._saved_step = step
         state = self._train_loader.state_dict()
         if self.args.should_save:
-            with replacing(_checkpoint(self.args, step) / _FILE) as temporary:
-                torch.save({_KEY: state}, temporary)
+            write_state(_checkpoint(self.args, step) / _FILE, state)
 
     def _close_loaders(self) -> None:
         for loader in (self._train_loader, *self._eval_loaders.values()):
@@ -313,16 +308,4 @@ def _read(path: Path) -> Any:
             where=str(path),
             hint="use a checkpoint of a program that trained on this library's datasets",
         )
-    try:
-        content = torch.load(path, weights_only=True)
-    except Exception as error:  # of many kinds, for a damaged file
-        raise StateError(
-            f"the file is damaged ({type(error).__name__})",
-            where=str(path),
-            hint="resume_from_checkpoint=True takes the newest complete checkpoint",
-        ) from error
-    if not isinstance(content, dict) or _KEY not in content:
-        raise StateError(
-            f"the file has no {_KEY!r}", where=str(path), hint="use a checkpoint that EnergonTrainer saved"
-        )
-    return content[_KEY]
+    return read_state(path, "resume_from_checkpoint=True takes the newest complete checkpoint")

@@ -5,19 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from energon_stream.atomic_files import replacing
 from energon_stream.errors import StateError
+from energon_stream.integrations.batch_puller import read_state, write_state
 
 if TYPE_CHECKING:
     import os
-
-_KEY = "dataloader_state_dict"
 
 
 def dataloader_state_path(root: str | os.PathLike[str], iteration: int, dp_rank: int) -> Path:
@@ -52,8 +47,7 @@ def save_dataloader_state(loader: Any, root: str | os.PathLike[str], iteration: 
         train_dataloader_dprank000.pt
     """
     path = dataloader_state_path(root, iteration, dp_rank)
-    with replacing(path) as temporary:
-        torch.save({_KEY: loader.save_state()}, temporary)
+    write_state(path, loader.save_state())
     return path
 
 
@@ -86,7 +80,4 @@ def restore_dataloader_state(
             where=str(path),
             hint=f"the folder has {found}" if found else "was the checkpoint saved without the loader?",
         )
-    content = torch.load(path, weights_only=True)
-    if not isinstance(content, Mapping) or _KEY not in content:
-        raise StateError(f"the file has no {_KEY!r}", where=str(path))
-    loader.restore_state(content[_KEY])
+    loader.restore_state(read_state(path, "use a checkpoint that save_dataloader_state wrote"))
