@@ -41,7 +41,7 @@ class EntryKind(IntEnum):
     ANCHOR = 3
 
 
-class LogEntry(NamedTuple):
+class StepEntry(NamedTuple):
     """A note on one batch, one end of a pass, or one place in the plan."""
 
     step: int  # step of the rank
@@ -66,7 +66,7 @@ class LogFile:
     pass_length: int
     batches: Mapping[int, int]  # batches of each stream, all before the first step
     readers: Mapping[int, Any]  # state of each stream's reader; None at its start
-    entries: Sequence[LogEntry] = ()
+    entries: Sequence[StepEntry] = ()
 
     def dumps(self) -> bytes:
         """Return the content of the file."""
@@ -88,7 +88,7 @@ class LogFile:
                 raise ValueError("it is too large")
             *values, entries = msgpack.unpackb(body, strict_map_key=False)
             made = [
-                LogEntry(step, stream, batch, EntryKind(kind), p) for step, stream, batch, kind, p in entries
+                StepEntry(step, stream, batch, EntryKind(kind), p) for step, stream, batch, kind, p in entries
             ]
             return cls(**dict(zip(_FIELDS, values, strict=True)), entries=made)
 

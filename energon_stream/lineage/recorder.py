@@ -15,7 +15,7 @@ from energon_stream.errors import (
 )
 from energon_stream.index.dataset import WebDatasetIndex, identity
 from energon_stream.index.jsonl_index import JsonlIndex
-from energon_stream.lineage.log import EntryKind, LogEntry, LogFile
+from energon_stream.lineage.log import EntryKind, LogFile, StepEntry
 from energon_stream.lineage.run_description import (
     FILE,
     DataDescription,
@@ -112,7 +112,7 @@ class RunRecorder:
         self._log: LogFile | None = None
         self._description: RunDescription | None = None  # rank 0 writes it
         self._is_described = True  # whether it was written as it is
-        self._entries: list[LogEntry] = []
+        self._entries: list[StepEntry] = []
         self._bytes = 0
 
     @property
@@ -223,22 +223,22 @@ class RunRecorder:
         reader = reader_state(self._dataset, state["node"]) if in_order and step.ended else None
         if step.ended:
             if not log.pass_length:
-                self._append(LogEntry(at, stream, state["batches"], EntryKind.END, reader))
+                self._append(StepEntry(at, stream, state["batches"], EntryKind.END, reader))
             return
         batch, is_lost = state["batches"] - 1, False
         if step.note is not None:
             kind, payload = step.note
-            self._append(LogEntry(at - 1, stream, batch, EntryKind(kind), payload))
+            self._append(StepEntry(at - 1, stream, batch, EntryKind(kind), payload))
             is_lost = kind == EntryKind.REFS
         if in_order and (is_lost or not state["batches"] % _ANCHOR_EVERY):
             self._append(
-                LogEntry(at, stream, batch + 1, EntryKind.ANCHOR, reader_state(self._dataset, state["node"]))
+                StepEntry(at, stream, batch + 1, EntryKind.ANCHOR, reader_state(self._dataset, state["node"]))
             )
         is_full = self._bytes >= _MOST_BYTES or len(self._entries) >= _MOST_ENTRIES
         if is_full and self.flush(states):
             self._next_file(at, rotation, states)
 
-    def _append(self, entry: LogEntry) -> None:
+    def _append(self, entry: StepEntry) -> None:
         self._entries.append(entry)
         self._bytes += 8 + (len(entry.payload) if isinstance(entry.payload, bytes) else 64)
 
