@@ -75,18 +75,12 @@ class Wire:
             0 for none. Slots that the consumer holds come on top. Untouched pages cost nothing.
         depth: Number of messages that may be unacknowledged.
 
-    Attributes:
-        parent: The parent's end of the pipe.
-        child: The worker's end.
-        monitor: The parent's end of the line of ``observe/monitor.py``.
-        child_monitor: The worker's end.
-
     Raises OSError if the process may open no more files.
     """
 
     parent: Connection
     child: Connection
-    monitor: socket.socket
+    monitor: socket.socket  # the parent's end of the line of ``observe/monitor.py``
     child_monitor: socket.socket
     depth: int
     slot_bytes: int

@@ -23,12 +23,7 @@ _NO_THREAD = "can't start new thread"
 
 
 def limit_error(error: BaseException, what: str) -> WorkerError | None:
-    """Return an error that names the limit which caused an error; None if no limit did.
-
-    Args:
-        error: The error.
-        what: The work that failed, for the message.
-    """
+    """Return an error that names the limit which stopped some work; None if no limit did."""
     hint = _hint(error)
     return None if hint is None else WorkerError(f"{what}: {error}", hint=hint)
 

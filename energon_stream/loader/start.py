@@ -36,16 +36,11 @@ _GUARD = re.compile(r"^if\s+__name__\s*==", re.MULTILINE)
 
 
 def choose_start_method(asked: str | None, values: Any) -> str:
-    """Return the method by which workers start.
+    """Return the method by which workers start that are made of some values.
 
-    Args:
-        asked: The user's choice, which is followed; None for none.
-        values: What the workers are made of. Without fork, it must be picklable.
-
-    Returns:
-        ``asked``, or what ``multiprocessing.set_start_method`` set to something other than the default; else
-        ``fork`` where no client of the parent must cross it, and ``forkserver`` elsewhere. Where the program
-        does not allow a fork server, ``fork``, and a warning says why.
+    The user's choice comes first, then one of ``multiprocessing.set_start_method`` that is not the default.
+    Otherwise workers fork if no client of the parent crosses the fork, and come from a fork server if one
+    does. Where the program does not allow a fork server, they fork, and a warning says why.
     """
     chosen = _choose(asked, values)
     if chosen == "forkserver":
@@ -54,11 +49,7 @@ def choose_start_method(asked: str | None, values: Any) -> str:
 
 
 def start_process(process: BaseProcess) -> None:
-    """Start a process. A fork server that is just dying refuses; :mod:`multiprocessing` then starts another.
-
-    Raises:
-        ConnectionRefusedError: The fork server refuses for seconds.
-    """
+    """Start a process; again if a fork server that is just dying refuses, as another one then starts."""
     for _ in range(_TRIES):
         with suppress(ConnectionRefusedError):
             process.start()

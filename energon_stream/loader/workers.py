@@ -46,18 +46,7 @@ where a process that the worker started has inherited them."""
 
 
 class LoaderWorker:
-    """Runs some streams in a process, and knows the position of the last step that came from there.
-
-    Args:
-        number: Number of the worker, among those of the loader.
-        dataset: The loader's dataset.
-        position: Position of the worker's streams.
-        options: The loader's options.
-        method: The way to start the first process.
-
-    Attributes:
-        restarts: Number of times that a new process took the place of the one before.
-    """
+    """Runs some streams in a process, and knows the position of the last step that came from there."""
 
     def __init__(
         self,
@@ -67,7 +56,7 @@ class LoaderWorker:
         options: LoaderOptions,
         method: str,
     ) -> None:
-        self.restarts: int = 0
+        self.restarts: int = 0  # times that a new process took the place of the one before
         self._number = number
         self._dataset = dataset
         self._position = position

@@ -72,11 +72,7 @@ METRICS = (
 
 
 class Recent:
-    """Statistics since they were taken last.
-
-    Args:
-        before: Statistics with which the time begins; None for the beginning of the iteration.
-    """
+    """Statistics since they were taken last, at first since ``before`` or since the iteration began."""
 
     def __init__(self, before: LoaderStats | None = None) -> None:
         self._before = before

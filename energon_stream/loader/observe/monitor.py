@@ -99,12 +99,7 @@ def _key(sample: Any) -> str | None:
 
 
 class Monitor:
-    """The main process's end.
-
-    Args:
-        line: The socket.
-        pid: Process id of the worker.
-    """
+    """The main process's end of the line to a worker."""
 
     def __init__(self, line: socket.socket, pid: int) -> None:
         self._line = line
@@ -223,11 +218,7 @@ def _answer_to(asked: bytes, line: socket.socket, ident: int) -> bytes:
 
 
 def _is_orphan(parent: int) -> bool:
-    """Return True if the main process is gone.
-
-    Args:
-        parent: Parent of this process when it began: the main process, or a fork server.
-    """
+    """Return True if the main process is gone; ``parent`` began this one: it, or a fork server."""
     if os.getppid() == parent:
         return False
     main = multiprocessing.parent_process()

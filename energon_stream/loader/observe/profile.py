@@ -93,16 +93,11 @@ class Profile:
 
 
 class Profiler:
-    """Looks at one thread until it is closed.
-
-    Attributes:
-        ident: The thread's identifier. It may be changed.
-        looks: Number of looks that found a cause.
-    """
+    """Looks at one thread until it is closed."""
 
     def __init__(self, ident: int) -> None:
-        self.ident = ident
-        self.looks: int = 0
+        self.ident = ident  # of the thread; it may be changed
+        self.looks: int = 0  # those that found a cause
         self._causes: Counter[str] = Counter()
         self._functions: Counter[str] = Counter()
         self._repeater = Repeater(self._look, _SECONDS, "profile of the loader")

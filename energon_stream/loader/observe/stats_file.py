@@ -33,11 +33,8 @@ _log = logging.getLogger(__name__)
 class Publisher:
     """Writes a loader's statistics to a file of its own every second, until closed or the loader is gone.
 
-    A reader finds the old content or the new one. The file is removed in the end.
-
-    Args:
-        read: Method that returns the statistics. The publisher does not keep its loader alive.
-        folder: Folder of the file. It is made if it does not exist.
+    A reader finds the old content or the new one. The file is removed in the end. The publisher does not keep
+    the loader alive, whose method it reads.
     """
 
     def __init__(self, read: Callable[[], LoaderStats], folder: str | os.PathLike[str]) -> None:
