@@ -200,5 +200,6 @@ def _unlink(path: str) -> bool:
             file = stack.enter_context(PrivateFile(lock, os.O_RDWR))
             if has_locks() and not file.try_lock(*_IN_USE):
                 return False
-        os.unlink(path)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
         return True
