@@ -8,7 +8,7 @@ is read again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -63,7 +63,22 @@ def load_part(store: Store, path: str) -> tuple[PartArguments, bool]:
         raise _damaged(store, path) from error
 
 
-def check_same(store: Store, known: PartArguments, given: PartArguments) -> None:
+def resume_part(store: Store, arguments: PartArguments, existing: Collection[str]) -> bool:
+    """Return whether all samples of a part are written, given the paths of the metadata.
+
+    Raises ConfigError if the dataset was begun with other arguments, and MetadataError as :func:`load_part`.
+    """
+    paths = part_files(existing)
+    is_complete = False
+    # One other part is enough: each was compared with another when it began.
+    for path in dict.fromkeys([*paths[:1], *({arguments.path} & set(paths))]):
+        known, of_path = load_part(store, path)
+        _check_same(store, known, arguments)
+        is_complete |= of_path and known.part == arguments.part
+    return is_complete
+
+
+def _check_same(store: Store, known: PartArguments, given: PartArguments) -> None:
     """Raise ConfigError if a writer is opened again with other arguments than before."""
     before, now = asdict(known), asdict(given)
     for name, value in before.items():

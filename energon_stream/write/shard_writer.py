@@ -27,10 +27,9 @@ from energon_stream.write.finish import CRUDE, publish_written
 from energon_stream.write.journal import (
     WRITING,
     PartArguments,
-    check_same,
-    load_part,
     load_shard,
     part_files,
+    resume_part,
     save_part,
 )
 from energon_stream.write.tar_shard import SampleEncoder, TarShard
@@ -122,14 +121,8 @@ class ShardWriter:
         self._shard: TarShard | None = None
         self._upload: Future[None] | None = None
         self._is_usable = True
-        self.is_complete: bool = False
         existing = existing_metadata(self._store)
-        paths = part_files(existing)
-        # One other part is enough: each was compared with another when it began.
-        for path in dict.fromkeys([*paths[:1], *({arguments.path} & set(paths))]):
-            known, is_complete = load_part(self._store, path)
-            check_same(self._store, known, arguments)
-            self.is_complete |= is_complete and known.part == part
+        self.is_complete: bool = resume_part(self._store, arguments, existing)
         with ExitStack() as stack:
             folder = stack.enter_context(temporary_folder(tmp_path))
             self._builder = stack.enter_context(IndexBuilder(folder, checksums=True))

@@ -83,7 +83,6 @@ def texts(count):
 
 @pytest.fixture(autouse=True)
 def _small_sections(monkeypatch):
-    monkeypatch.setattr("energon_stream.write.sources.text._ROWS", 4)
     monkeypatch.setattr(
         "energon_stream.write.sources.text.cut_records.__kwdefaults__", {"rows": 4, "size": 1 << 20}
     )

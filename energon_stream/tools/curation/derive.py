@@ -27,7 +27,7 @@ from energon_stream.storage import ListEntry, Store, StoreSpec
 from energon_stream.tar.scan import check_names, scan_shard
 from energon_stream.tools.shard_copies import SampleRange, check_outside, local_copy, read_samples
 from energon_stream.write.finish import publish_shards
-from energon_stream.write.journal import WRITING, PartArguments, check_same, load_part, part_files, save_part
+from energon_stream.write.journal import WRITING, PartArguments, resume_part, save_part
 from energon_stream.write.shard_writer import ShardWriter, existing_metadata, put_shard
 
 if TYPE_CHECKING:
@@ -334,8 +334,7 @@ def _begin(store: Store, *about: str) -> ShardRecords:
     """Note what a dataset is made of, or check that it is the same; return the records of its shards."""
     existing = existing_metadata(store)
     arguments = PartArguments(0, 1, "merged", 1, 0, format(digest("\0".join(about).encode()), "016x"))
-    for path in part_files(existing):
-        check_same(store, load_part(store, path)[0], arguments)
+    resume_part(store, arguments, existing)
     save_part(store, arguments, is_complete=False)
     return ShardRecords(store, WRITING, existing)
 

@@ -22,7 +22,6 @@ from energon_stream.engine.shares import Part
 from energon_stream.errors import ConfigError, DuplicateKeyError, NotPreparedError
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
-from energon_stream.tools.curation import derive
 
 
 def make(
@@ -100,26 +99,22 @@ def test_a_merged_dataset_has_all_samples_in_their_splits(tmp_path):
     assert not (tmp_path / "all/.nv-meta/writing").exists()
 
 
-def test_a_merge_that_was_stopped_goes_on(tmp_path, monkeypatch):
-    sources = [make(tmp_path / "a"), make(tmp_path / "b", first=100)]
-    original, copied = derive._copy_shard, []
+def test_a_merge_that_was_stopped_goes_on(tmp_path):
+    sources, done = [make(tmp_path / "a"), make(tmp_path / "b", first=100)], []
 
-    def stops(specs, target, task):
-        if len(copied) == 4:
+    def stop(number, total):
+        done.append(number)
+        if number == 4:
             raise KeyboardInterrupt
-        original(specs, target, task)
-        copied.append(task)
 
-    monkeypatch.setattr(derive, "_copy_shard", stops)
     with pytest.raises(KeyboardInterrupt):
-        merge_datasets(sources, str(tmp_path / "all"))
+        merge_datasets(sources, str(tmp_path / "all"), on_done=stop)
     with pytest.raises(NotPreparedError):
         diff_datasets(str(tmp_path / "all"), sources[0])
     with pytest.raises(ConfigError, match="not the one"):
         merge_datasets(sources[:1], str(tmp_path / "all"))
-    copied.clear()
-    merge_datasets(sources, str(tmp_path / "all"))
-    assert len(copied) == 2
+    merge_datasets(sources, str(tmp_path / "all"), on_done=stop)
+    assert done == [1, 2, 3, 4, 5, 6]
     assert lint_dataset(str(tmp_path / "all")).made == {"train": 16, "val": 8}
 
 
