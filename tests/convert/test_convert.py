@@ -506,3 +506,15 @@ def test_the_command(tmp_path):
     )
     assert typed.exit_code == 0, typed.output
     assert read_metadata(StoreSpec(str(tmp_path / "x"))).dataset_yaml["field_map"] == {"text": "json[text]"}
+
+
+def test_files_that_a_single_parquet_file_names_are_beside_it(tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "one.jpg").write_bytes(image_bytes(1))
+    table = pa.table({"image": ["one.jpg"], "caption": ["a"]})
+    path = tmp_path / "source" / "rows.parquet"
+    parquet.write_table(table, path)
+    columns = {"image": "jpg", "caption": "txt"}
+    convert_dataset(path, tmp_path / "a", columns=columns, files=["image"], engine=INLINE)
+    assert samples(tmp_path / "a") == {"000000000": {"jpg": image_bytes(1), "txt": b"a"}}
