@@ -125,14 +125,11 @@ class SharedOptions(OpeningOptions, total=False):
 
 
 class DatasetOptions(SharedOptions, total=False):
-    """The shared options, and the two that every signature lists.
+    """The shared options, and the two that every signature lists."""
 
-    Attributes:
-        worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
-        task_encoder: Makes batches of samples. Default: a new ``DefaultTaskEncoder()``.
-    """
-
+    # Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
     worker_config: WorkerConfig | None
+    # Makes batches of samples. Default: a new ``DefaultTaskEncoder()``.
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None
 
 

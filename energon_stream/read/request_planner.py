@@ -53,38 +53,24 @@ _NONE: Int64Array = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """Limits of one reader's plans.
+    """Limits of one reader's plans."""
 
-    Attributes:
-        exact_samples: Samples of generation 0; 0 for none.
-        opening_take: Samples from which generation 0 is chosen, and samples that it takes in.
-        second_take: Samples after these from which generation 1 is chosen.
-        max_ahead: Largest number of samples that are planned and not yet consumed.
-        plan_bytes: Bytes of a generation; half as many more while answers are kept.
-        max_request: Largest request, in bytes.
-        max_gap: Unwanted bytes between two ranges that are read rather than split a request.
-        largest_shared: Size in bytes of the largest sample that is requested beside others.
-        resident_bytes: Planned bytes that are kept for later passes; with more, none are kept.
-        is_shared: Whether other readers share the budget.
-        request_limit: What sets ``max_request``.
-        local: Leaves whose samples are views of local files, so that their size does not matter.
-        sparse: Leaves of which a view has only some samples, so that others lie between them.
-        max_waste: Unwanted bytes between samples of these that are read, as a share of the wanted ones.
-    """
-
-    exact_samples: int
-    opening_take: int
-    second_take: int
-    max_ahead: int
-    plan_bytes: int
-    max_request: int
-    max_gap: int
-    largest_shared: int
-    resident_bytes: int = 0
-    is_shared: bool = False
-    request_limit: Reason = Reason.MAX_REQUEST
+    exact_samples: int  # samples of generation 0; 0 for none
+    opening_take: int  # samples from which generation 0 is chosen, and samples that it takes in
+    second_take: int  # samples after these from which generation 1 is chosen
+    max_ahead: int  # largest number of samples that are planned and not yet consumed
+    plan_bytes: int  # bytes of a generation; half as many more while answers are kept
+    max_request: int  # largest request, in bytes
+    max_gap: int  # unwanted bytes between two ranges that are read rather than split a request
+    largest_shared: int  # size in bytes of the largest sample that is requested beside others
+    resident_bytes: int = 0  # planned bytes that are kept for later passes; with more, none are kept
+    is_shared: bool = False  # whether other readers share the budget
+    request_limit: Reason = Reason.MAX_REQUEST  # what sets ``max_request``
+    # leaves whose samples are views of local files, so that their size does not matter
     local: frozenset[int] = frozenset()
+    # leaves of which a view has only some samples, so that others lie between them
     sparse: frozenset[int] = frozenset()
+    # unwanted bytes between samples of these that are read, as a share of the wanted ones
     max_waste: float = 0.0
 
 

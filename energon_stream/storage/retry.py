@@ -67,16 +67,6 @@ class RetryPolicy:
     A store that never answered this process, or one that passed its knowledge on, may not exist: it is tried
     for ``patience`` seconds. So is one whose answers make no sense.
 
-    Attributes:
-        deadline: Seconds from a request's first failure to its last attempt.
-        patience: The same, if the store gives bad answers, or is unknown; then from the request's start.
-        attempts: Most attempts in all, the first included; None for any number.
-        base_delay: Upper bound of the first wait, in seconds.
-        max_delay: Upper bound of any wait, in seconds.
-        jitter: Returns uniform numbers in ``[0, 1)``. Not the global generator, whose draws belong to the
-            user.
-        sleep: Waits for a number of seconds; None waits until then or until the store answers again.
-
     Example:
         >>> waits = []
         >>> def busy(attempt):
@@ -88,12 +78,15 @@ class RetryPolicy:
         [0.002, 0.008, 0.032]
     """
 
-    deadline: float = _DEADLINE
+    deadline: float = _DEADLINE  # seconds from a request's first failure to its last attempt
+    # the same, if the store gives bad answers, or is unknown; then from the request's start
     patience: float = _PATIENCE
-    attempts: int | None = None
-    base_delay: float = 0.002
-    max_delay: float = 5.0
+    attempts: int | None = None  # most attempts in all, the first included; None for any number
+    base_delay: float = 0.002  # upper bound of the first wait, in seconds
+    max_delay: float = 5.0  # upper bound of any wait, in seconds
+    # Returns uniform numbers in ``[0, 1)``. Not the global generator, whose draws belong to the user.
     jitter: Callable[[], float] = field(default=random.SystemRandom().random, repr=False)
+    # waits for a number of seconds; None waits until then or until the store answers again
     sleep: Callable[[float], None] | None = field(default=None, repr=False)
 
     def longest_wait(self, retry: int) -> float:

@@ -33,17 +33,13 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class ObjectMeta:
-    """Metadata of an object.
+    """Metadata of an object."""
 
-    Attributes:
-        size: Length in bytes.
-        etag: Version of the content, spelled as the store spells it, quotes included; None if the store has
-            no versions. Local files have one made of inode, size and modification time.
-        last_modified: Time when the content was written, with a time zone; None if unknown.
-    """
-
-    size: int
+    size: int  # length in bytes
+    # Version of the content, spelled as the store spells it, quotes included; None if the store has no
+    # versions. Local files have one made of inode, size and modification time.
     etag: str | None
+    # time when the content was written, with a time zone; None if unknown
     last_modified: datetime | None = field(default=None, compare=False)
 
 
@@ -57,17 +53,11 @@ class ListEntry:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Bytes of an object, or of a range of it.
+    """Bytes of an object, or of a range of it."""
 
-    Attributes:
-        data: The bytes. It may be a view; then it keeps the viewed memory alive.
-        etag: Content version that the answer named, or None.
-        total_size: Length of the whole object in bytes, or None if the answer did not tell.
-    """
-
-    data: memoryview
-    etag: str | None
-    total_size: int | None
+    data: memoryview  # The bytes. It may be a view; then it keeps the viewed memory alive.
+    etag: str | None  # content version that the answer named, or None
+    total_size: int | None  # length of the whole object in bytes, or None if the answer did not tell
 
 
 @runtime_checkable

@@ -138,15 +138,6 @@ def open_transport(url: str, options: Mapping[str, Any], transport: Transport = 
 class StoreSpec:
     """Names a store; :meth:`open` makes it usable in this process.
 
-    Attributes:
-        url: Local path, or any URL that fsspec or obstore can open.
-        storage_options: Credentials, endpoint and so on, spelled as fsspec spells them. Never printed.
-        transport: ``auto`` uses obstore for S3, GCS, Azure and HTTP if it can honour the options, and fsspec
-            for everything else.
-        through: A layer that reads of a remote store go through, or None.
-        retry_deadline: Seconds for which a request that fails is tried again, from its first failure to its
-            last attempt. None: the environment variable ``ENERGON_STREAM_RETRY_DEADLINE``, or 300.
-
     A pickled copy carries whether the store has answered: a process that gets it waits for a store that is
     down, where one that knows nothing of the store would suppose that it does not exist.
 
@@ -158,10 +149,16 @@ class StoreSpec:
         True
     """
 
-    url: str
+    url: str  # local path, or any URL that fsspec or obstore can open
+    # Credentials, endpoint and so on, spelled as fsspec spells them. Never printed.
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+    # ``auto`` uses obstore for S3, GCS, Azure and HTTP if it can honour the options, and fsspec for
+    # everything else
     transport: Transport = "auto"
+    # a layer that reads of a remote store go through, or None
     through: StoreLayer | None = field(default=None, repr=False, compare=False)
+    # Seconds for which a request that fails is tried again, from its first failure to its last attempt. None:
+    # the environment variable ``ENERGON_STREAM_RETRY_DEADLINE``, or 300.
     retry_deadline: float | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -55,20 +55,13 @@ class DatasetBlendMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadedDataset:
-    """A dataset with its share of a mixture; unpacks to ``(dataset, weight)``, as ``BlendDataset`` takes it.
+    """A dataset with its share of a mixture; unpacks to ``(dataset, weight)``, as ``BlendDataset`` takes it."""
 
-    Attributes:
-        dataset: The samples.
-        weight: Relative weight in a blend; None if repetitions decide.
-        repetitions: Passes over the samples in one epoch; None if the weight decides.
-        subflavors: Subflavors of all samples, if there is one leaf.
-        aux: Stores of auxiliary data by name, if there is one leaf; None without any.
-    """
-
-    dataset: SavableDataset[Any]
-    weight: float | None = 1.0
-    repetitions: float | None = None
-    subflavors: Mapping[str, Any] | None = None
+    dataset: SavableDataset[Any]  # the samples
+    weight: float | None = 1.0  # relative weight in a blend; None if repetitions decide
+    repetitions: float | None = None  # passes over the samples in one epoch; None if the weight decides
+    subflavors: Mapping[str, Any] | None = None  # subflavors of all samples, if there is one leaf
+    # stores of auxiliary data by name, if there is one leaf; None without any
     aux: Mapping[str, FileStore[Any]] | None = None
 
     def __iter__(self) -> Iterator[Any]:
