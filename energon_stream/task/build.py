@@ -55,7 +55,7 @@ class DatasetBlendMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadedDataset:
-    """A dataset with its share of a mixture; unpacks to ``(dataset, weight)``, as ``BlendDataset`` takes it."""
+    """A dataset with its share of a mixture; unpacks to ``(dataset, weight)``, as for ``BlendDataset``."""
 
     dataset: SavableDataset[Any]  # the samples
     weight: float | None = 1.0  # relative weight in a blend; None if repetitions decide
