@@ -49,7 +49,7 @@ def choose_start_method(asked: str | None, values: Any) -> str:
 
 
 def start_process(process: BaseProcess) -> None:
-    """Start a process; again if a fork server that is just dying refuses, as another one then starts."""
+    """Start a process. A fork server that is just dying refuses, and the next try starts a new server."""
     for _ in range(_TRIES):
         with suppress(ConnectionRefusedError):
             process.start()
