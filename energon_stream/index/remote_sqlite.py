@@ -11,6 +11,7 @@ import itertools
 import os
 import tempfile
 import threading
+import weakref
 from concurrent.futures import Future
 from typing import Any
 from urllib.parse import quote
@@ -50,8 +51,8 @@ class RemoteFile:
         self._store, self._path, self._keep = store, path, keep
         self._lock = threading.Lock()
         self._lines: dict[int, Future[bytes | None]] = {}
-        # The file lives as long as this object.
         self._file = tempfile.TemporaryFile(prefix="energon-index-")  # noqa: SIM115
+        weakref.finalize(self, self._file.close)  # at the end of the process, too
         # One request returns the size, the version, and all of a small file.
         tail = store.get_suffix(path, first)
         self.size: int = store.head(path).size if tail.total_size is None else tail.total_size
