@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from energon_stream.engine.shares import Part
     from energon_stream.engine.tasks import TaskEngine
     from energon_stream.prepare.media_tables import MediaReport
-    from energon_stream.prepare.publish import DatasetOptions
+    from energon_stream.prepare.publish import MetadataOptions
     from energon_stream.prepare.scanning import ScanOptions
     from energon_stream.prepare.shard_records import ShardRecords
     from energon_stream.storage import ListEntry, Store, StoreSpec
@@ -65,7 +65,7 @@ class Preparation:
     workers: int  # tars that are read at the same time
     progress: Callable[[int, int], None] | None  # called with the tars that are done, and all
     skip_bad: bool  # whether tars that cannot be used are left out
-    dataset: DatasetOptions  # split parts and metadata
+    dataset: MetadataOptions  # split parts and metadata
     # What runs the scans, and where its processes find the dataset; None for threads.
     engine: tuple[TaskEngine, StoreSpec] | None = None
     part: Part | None = None  # share of the tars that is scanned, and not published; None for all

@@ -21,7 +21,7 @@ from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_
 from energon_stream.index.sqlite_index import INDEX_SQLITE, temporary_folder
 from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.preparation import Preparation, PrepareReport
-from energon_stream.prepare.publish import DatasetOptions, Publishing, write_offsets
+from energon_stream.prepare.publish import MetadataOptions, Publishing, write_offsets
 from energon_stream.prepare.scanning import Scanner, ScanOptions
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import ListEntry, Store, StoreSpec
@@ -138,7 +138,7 @@ def prepare_dataset(
         part=part,
         media_filter=media_filter,
     )
-    dataset = DatasetOptions(
+    dataset = MetadataOptions(
         split_ratio,
         split_patterns,
         dataset_yaml,

@@ -47,7 +47,7 @@ _SAME_FOR_LARGE = 1 << 26  # a larger file is written without comparing it with 
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetOptions:
+class MetadataOptions:
     """Options of a dataset's metadata that all ways to make a dataset share.
 
     Raises:
@@ -141,7 +141,7 @@ class NewFiles:
     def of(
         cls,
         built: BuiltIndex,
-        options: DatasetOptions,
+        options: MetadataOptions,
         split: Mapping[str, Sequence[str]],
         *,
         exclude: Sequence[str] = (),

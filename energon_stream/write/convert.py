@@ -15,7 +15,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.index.checksums import digest, read_checksums
 from energon_stream.index.dataset import read_metadata
 from energon_stream.index.info_files import INFO_JSON, META_FOLDER
-from energon_stream.prepare.publish import DatasetOptions
+from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import Store, StoreSpec
 from energon_stream.write.convert_part import ConvertJob, ConvertPart, PartDone, convert_part
@@ -159,7 +159,7 @@ def convert_dataset(
         (10, {'text': 'txt'})
     """
     local = None if tmp_path is None else os.fspath(tmp_path)
-    DatasetOptions(split_ratio, split_patterns)  # raises before anything is read
+    MetadataOptions(split_ratio, split_patterns)  # raises before anything is read
     plan = plan_conversion(
         source,
         kind=kind,

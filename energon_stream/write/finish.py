@@ -10,7 +10,7 @@ from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, read_info
 from energon_stream.index.sqlite_index import temporary_folder
 from energon_stream.prepare.builder import IndexBuilder
-from energon_stream.prepare.publish import DatasetOptions, NewFiles, publish
+from energon_stream.prepare.publish import MetadataOptions, NewFiles, publish
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import StoreSpec
 from energon_stream.storage.in_order import ordered_map
@@ -30,7 +30,7 @@ _READERS = 16
 def publish_written(
     store: Store,
     builder: IndexBuilder,
-    options: DatasetOptions,
+    options: MetadataOptions,
     split: Mapping[str, Sequence[str]],
     exclude: Sequence[str] = (),
 ) -> None:
@@ -47,7 +47,7 @@ def publish_written(
 def publish_shards(
     store: Store,
     shards: Sequence[str],
-    options: DatasetOptions,
+    options: MetadataOptions,
     *,
     split: Mapping[str, Sequence[str]] | None = None,
     exclude: Sequence[str] = (),
@@ -106,7 +106,7 @@ def finish_dataset(
         >>> finish_dataset("numbers")
         {'data-00000-000000.tar': 5, 'data-00001-000000.tar': 5}
     """
-    options = DatasetOptions(split_ratio, split_patterns, dataset_yaml)
+    options = MetadataOptions(split_ratio, split_patterns, dataset_yaml)
     store = StoreSpec(url_or_path, storage_options).open()
     existing = {entry.path for entry in store.list(META_FOLDER)}
     records = ShardRecords(store, WRITING, existing)

@@ -17,7 +17,7 @@ from energon_stream.index.index_files import encode_offsets, index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.sqlite_index import temporary_folder
 from energon_stream.prepare.builder import IndexBuilder
-from energon_stream.prepare.publish import DatasetOptions
+from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.storage import StoreSpec
 from energon_stream.storage.in_order import ordered_map
@@ -115,7 +115,7 @@ class ShardWriter:
             raise ConfigError(f"name is {name!r}", hint="give a plain word, such as train")
         arguments = PartArguments(part, parts, name, max_size, max_count or 0, signature)
         self._arguments = arguments
-        self._options, self._publish = DatasetOptions(split_ratio, split_patterns, dataset_yaml), publish
+        self._options, self._publish = MetadataOptions(split_ratio, split_patterns, dataset_yaml), publish
         self._store = StoreSpec(os.fspath(url_or_path), storage_options).open()
         self._encoder, self._unique = SampleEncoder(), uuid.uuid4().hex
         self._shard: TarShard | None = None

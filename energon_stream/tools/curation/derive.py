@@ -20,7 +20,7 @@ from energon_stream.index.database import index_database
 from energon_stream.index.dataset import DatasetMetadata, read_metadata
 from energon_stream.index.index_files import read_offsets
 from energon_stream.index.info_files import META_FOLDER, read_info
-from energon_stream.prepare.publish import DatasetOptions
+from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.rng import derive_key
 from energon_stream.storage import ListEntry, Store, StoreSpec
@@ -113,7 +113,7 @@ def merge_datasets(
     ]
     _copy_code(specs[0].open(), store, found[0])
     copied = [path for _, _, path in tasks]
-    options = DatasetOptions(dataset_yaml=found[0].dataset_yaml)
+    options = MetadataOptions(dataset_yaml=found[0].dataset_yaml)
     return publish_shards(store, copied, options, split=parts, exclude=excluded, tmp_path=tmp_path)
 
 

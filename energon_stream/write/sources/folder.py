@@ -27,7 +27,7 @@ _READERS = 16
 CLASS_NAME = "class.txt"
 
 
-class _PartFile(NamedTuple):
+class _SampleFile(NamedTuple):
     part: str
     path: str
     size: int
@@ -36,7 +36,7 @@ class _PartFile(NamedTuple):
 
 class _FileGroup(NamedTuple):
     key: str
-    files: tuple[_PartFile, ...]
+    files: tuple[_SampleFile, ...]
     number: int | None  # of the class
     class_name: str = ""
 
@@ -77,7 +77,7 @@ def _samples(entries: Iterator[ListEntry]) -> Iterator[_FileGroup]:
         found = split_name(entry.path)
         if found is None or any(part.startswith(".") for part in entry.path.split("/")):
             continue
-        files.append((found[0], _PartFile(found[1].lower(), entry.path, entry.meta.size, entry.meta.etag)))
+        files.append((found[0], _SampleFile(found[1].lower(), entry.path, entry.meta.size, entry.meta.etag)))
     for key, group in groupby(sorted(files), key=lambda item: item[0]):
         parts = tuple(file for _, file in group)
         twice = next((b for a, b in pairwise(parts) if a.part == b.part), None)
