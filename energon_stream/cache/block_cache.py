@@ -34,16 +34,6 @@ _OPEN_BLOCKS = 64  # two file descriptors and 32 MiB of address space each
 class CacheSnapshot:
     """Counters of one process at one moment. Subtract an earlier snapshot; add those of other processes.
 
-    Attributes:
-        hits: Reads that the cache answered alone.
-        hit_bytes: Bytes that came from the cache.
-        misses: Reads that had to fetch some of their bytes.
-        missed_bytes: Bytes fetched.
-        stored_bytes: Fetched bytes that the cache kept.
-        waits: Reads that waited for the download of another thread or process.
-        timeouts: Reads that gave up waiting and fetched the bytes themselves.
-        damaged: Blocks removed because their bytes did not have the right hash.
-
     Example:
         >>> from energon_stream.cache import CacheSnapshot
         >>> before, after = CacheSnapshot(hits=2), CacheSnapshot(hits=5, misses=1)
@@ -51,14 +41,14 @@ class CacheSnapshot:
         3
     """
 
-    hits: int = 0
-    hit_bytes: int = 0
-    misses: int = 0
-    missed_bytes: int = 0
-    stored_bytes: int = 0
-    waits: int = 0
-    timeouts: int = 0
-    damaged: int = 0
+    hits: int = 0  # reads that the cache answered alone
+    hit_bytes: int = 0  # bytes that came from the cache
+    misses: int = 0  # reads that had to fetch some of their bytes
+    missed_bytes: int = 0  # bytes fetched
+    stored_bytes: int = 0  # fetched bytes that the cache kept
+    waits: int = 0  # reads that waited for the download of another thread or process
+    timeouts: int = 0  # reads that gave up waiting and fetched the bytes themselves
+    damaged: int = 0  # blocks removed because their bytes did not have the right hash
 
     def __add__(self, other: CacheSnapshot) -> CacheSnapshot:
         return CacheSnapshot(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

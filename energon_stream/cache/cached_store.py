@@ -50,14 +50,10 @@ class CacheLayer:
     """Picklable wrapper of stores that adds the disk cache.
 
     On a system without the locks that a cache needs, it adds nothing and logs one warning.
-
-    Attributes:
-        config: The cache.
-        since: Start of the run in seconds since the epoch. Objects have the versions that they had then or
-            later.
     """
 
-    config: CacheConfig
+    config: CacheConfig  # the cache
+    # Start of the run in seconds since the epoch. Objects have the versions that they had then or later.
     since: float = field(default_factory=time.time)
 
     def __call__(self, store: Store) -> Store:

@@ -15,19 +15,12 @@ from energon_stream.printable import strip_credentials
 
 @dataclass(frozen=True, slots=True)
 class ObjectIdentity:
-    """One version of an object. The same path with another ETag or size is another object.
+    """One version of an object. The same path with another ETag or size is another object."""
 
-    Attributes:
-        root: URL of the folder that contains it, usually the dataset's. Credentials are removed.
-        path: Path below the root.
-        etag: Version, as the store names it.
-        size: Length in bytes.
-    """
-
-    root: str
-    path: str
-    etag: str
-    size: int
+    root: str  # URL of the folder that contains it, usually the dataset's. Credentials are removed.
+    path: str  # path below the root
+    etag: str  # version, as the store names it
+    size: int  # length in bytes
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", clean_url(self.root))

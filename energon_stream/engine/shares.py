@@ -16,10 +16,6 @@ _T = TypeVar("_T")
 class Part:
     """One of several shares of some work, which run as separate jobs.
 
-    Attributes:
-        number: Counts from 0.
-        parts: Number of all parts.
-
     Raises:
         ConfigError: The numbers do not fit.
 
@@ -28,8 +24,8 @@ class Part:
         ['b', 'e']
     """
 
-    number: int
-    parts: int
+    number: int  # counts from 0
+    parts: int  # number of all parts
 
     def __post_init__(self) -> None:
         if not 0 <= self.number < self.parts:

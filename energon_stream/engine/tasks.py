@@ -22,14 +22,10 @@ _AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one try of a task.
+    """The end of one try of a task."""
 
-    Attributes:
-        value: What the function returned.
-        error: What it raised; None if it returned. A WorkerError if its process or machine was lost.
-    """
-
-    value: Any = None
+    value: Any = None  # what the function returned
+    # What it raised; None if it returned. A WorkerError if its process or machine was lost.
     error: Exception | None = None
 
 

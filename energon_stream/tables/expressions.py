@@ -48,17 +48,11 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A filter or formula. A picklable value.
+    """A filter or formula. A picklable value."""
 
-    Attributes:
-        kind: Which of the two.
-        text: The expression as it was given.
-        names: Names of the columns that it has.
-    """
-
-    kind: Literal["filter", "formula"]
-    text: str
-    names: tuple[str, ...]
+    kind: Literal["filter", "formula"]  # which of the two
+    text: str  # the expression as it was given
+    names: tuple[str, ...]  # names of the columns that it has
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
         """Return the value of each row, given those of each name.
