@@ -142,3 +142,11 @@ def test_no_module_is_far_too_long():
     lengths = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
     del lengths["energon_stream.errors"]  # a flat list
     assert not {module: length for module, length in lengths.items() if length > 430}
+
+
+def test_every_path_that_the_page_names_exists():
+    page = (ROOT.parent / "ARCHITECTURE.md").read_text()
+    named = re.findall(r"`((?:\w+/)*\w+(?:\.pyi?|/))`", page)
+    places = [ROOT, ROOT.parent, *(ROOT / room for room in ("compat", "loader", "tools"))]
+    assert len(named) > 50
+    assert not [name for name in named if not any((place / name).exists() for place in places)]
