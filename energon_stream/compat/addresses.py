@@ -70,9 +70,7 @@ def home(address: str, name: str) -> tuple[str, str] | None:
 def find(address: str, name: str) -> Any:
     """Return the object that a name at an address means.
 
-    Raises:
-        MissingNameError: Megatron-Energon has the name there, and this library does not.
-        AttributeError: Neither has it.
+    Raises MissingNameError if only Megatron-Energon has it there, and AttributeError if neither has it.
     """
     place = home(address, name)
     if place is not None:

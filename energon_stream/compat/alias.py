@@ -96,11 +96,9 @@ def _install() -> None:
 
 
 def install_from_environment() -> None:
-    """Install the alias if the environment variable :data:`ALIAS_VARIABLE` is set.
+    """Install the alias if the environment variable :data:`ALIAS_VARIABLE` is 1 or ``shadow``.
 
-    Raises:
-        AliasError: See :func:`install_alias`.
-        ConfigError: The variable is neither 0, 1 nor ``shadow``.
+    Raises ConfigError if it is neither of these nor 0, and AliasError as :func:`install_alias`.
     """
     value = os.environ.get(ALIAS_VARIABLE) or "0"
     if value not in ("0", "1", "shadow"):

@@ -149,9 +149,7 @@ def open_object(made: Any) -> OpenedObject:
 def open_joined(made: Any) -> OpenedObject:
     """Open the join that a ``JoinedWebdatasetFactory`` describes.
 
-    Raises:
-        ConfigError: A joined dataset is no prepared folder of tars.
-        StorageError: There is no such index.
+    Raises ConfigError if a joined dataset is no prepared folder of tars.
     """
     opened = [open_object(inner) for inner in made.inner_datasets]
     members = [each.leaf for each in opened if isinstance(each.leaf, DatasetLeaf)]

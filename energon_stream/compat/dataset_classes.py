@@ -48,18 +48,10 @@ ProgressFn = Callable[[Iterator[Any], int], Iterator[Any]]
 
 
 class BaseCoreDatasetFactory(Generic[T_sample]):
-    """Base of all dataset classes.
+    """Base of all dataset classes."""
 
-    Example:
-        >>> issubclass(CrudeWebdataset, BaseCoreDatasetFactory)
-        True
-    """
-
-    __sample_type__: ClassVar[Any] = None
-    """Type of the samples; derived classes set it."""
-
-    paths: list[EPath]
-    """Paths of the dataset, or of the joined datasets."""
+    __sample_type__: ClassVar[Any] = None  # derived classes set it
+    paths: list[EPath]  # of the dataset, or of the joined datasets
 
     def __init__(
         self,
@@ -80,11 +72,7 @@ class BaseCoreDatasetFactory(Generic[T_sample]):
         self.options = options
 
     def build(self, worker_rotation_offset: int = 0) -> LeafDataset:
-        """Open the dataset: one pass over its samples, shuffled in training.
-
-        Args:
-            worker_rotation_offset: Any number; the plan deals samples to workers evenly by itself.
-        """
+        """Open the dataset: one pass over its samples, shuffled in training. The argument has no effect."""
         return open_object(self).dataset
 
     def as_file_store(self) -> FileStore[Any]:
@@ -113,15 +101,9 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         part_filter: Parts that are used: names, or a function of a name; None for all.
         **options: Other options: ``split_part``, ``split_config``, ``subset``, ``max_samples_per_sequence``,
             ``shuffle_over_epochs``, ``parallel_shard_iters``.
-
-    Example:
-        >>> ratio = [("train", 0.8), ("val", 0.2)]
-        >>> sorted(BaseWebdatasetFactory.prepare_dataset("tars", ["*.tar"], split_parts_ratio=ratio))
-        ['jpg', 'txt']
     """
 
-    build_sample: Callable[..., Any] | None = None
-    """Makes a sample of its parts, while the dataset is read."""
+    build_sample: Callable[..., Any] | None = None  # makes a sample of its parts, while the dataset is read
 
     def sample_filter(self, key: str) -> bool:
         """Return False to leave a sample out; ``key`` has its shard. Derived classes may override this."""
@@ -131,8 +113,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         """Make a sample of a dict with ``__key__``, ``__shard__``, ``__restore_key__``, ``__sources__`` and
         the bytes of all parts. Derived classes may override this, and call it.
 
-        Raises:
-            ConfigError: No dataset of this class is being read.
+        Raises ConfigError if no dataset of this class is being read.
         """
         if self.build_sample is None:
             raise ConfigError(
@@ -147,12 +128,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
     def iter_dataset_content(
         path: str | os.PathLike[str], extract_keys: Container[str] = ()
     ) -> Iterator[dict[str, bytes | None]]:
-        """Yield a dict of the parts of each sample of a tar, in their order.
-
-        Args:
-            path: The tar.
-            extract_keys: Parts whose bytes are read; None stands for the bytes of others.
-        """
+        """Yield a dict of each sample's parts in a tar: the bytes of ``extract_keys``, None for others."""
         with EPath(path).open("rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
             parts: dict[str, bytes | None] = {}
             last = None
@@ -182,12 +158,7 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
     ) -> int:
         """Add the metadata of media to the index of a prepared dataset, and return their number.
 
-        Args:
-            parent_path: The folder, local or remote.
-            media_filter: The parts that are media.
-            workers: Batches of parts that are read at the same time.
-            progress_fn: Wraps an iterator over the media files that were found.
-            index_sqlite_tmp_path: Local folder in which the index is built; None for the system's.
+        ``progress_fn`` wraps an iterator over the media files when all are read.
         """
         report = prepare_media(
             os.fspath(parent_path), media_filter, workers=workers, tmp_path=index_sqlite_tmp_path
@@ -214,29 +185,13 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         fix_duplicates: bool = False,
         index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
     ) -> set[str]:
-        """Index a folder of tars, and replace an earlier index. Writes no ``dataset.yaml``.
+        """Index a folder of tars, replace an earlier index, and return the names of all parts.
 
-        Args:
-            parent_path: The folder, local or remote.
-            paths: Names, globs or brace patterns of the tars, relative to the folder.
-            split_parts_ratio: Pairs of a split part and its share.
-            split_parts_patterns: Pairs of a split part and a pattern of its tars.
-            split_config: Name of the file in ``.nv-meta`` that has the split parts.
-            shuffle_seed: Seed for shuffling the tars before they are split; None keeps their order.
-            progress_fn: Wraps an iterator over the tars; it gets the iterator and the number of tars.
-            workers: Tars that are read at the same time.
-            tar_index_only: Whether only the ``.tar.idx`` files are written.
-            media_filter: Parts that are images whose size is indexed.
-            fix_duplicates: Whether the members of all tars are renamed if tars share sample keys: ``x.jpg``
-                of ``a.tar`` becomes ``a.tar/x.jpg``.
-            index_sqlite_tmp_path: Local folder in which the index is built; None for the system's.
-
-        Returns:
-            Names of all parts in the dataset.
-
-        Raises:
-            ConfigError: An option cannot be honoured.
-            EnergonStreamError: What ``energon_stream.prepare.prepare.prepare_dataset`` raises.
+        Writes no ``dataset.yaml``, and raises what ``energon_stream.prepare.prepare.prepare_dataset`` raises.
+        ``paths`` are names, globs or brace patterns of tars, relative to the folder. A ``shuffle_seed`` of
+        None keeps their order. ``progress_fn`` gets an iterator over the tars and their number, and wraps it.
+        With ``fix_duplicates``, the members of all tars are renamed if tars share sample keys: ``x.jpg`` of
+        ``a.tar`` becomes ``a.tar/x.jpg``.
         """
         report = prepare_dataset(
             os.fspath(parent_path),
@@ -272,16 +227,9 @@ def _steps(wrap: ProgressFn) -> Callable[[int, int], None]:
 
 
 class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
-    """A folder of tars whose samples are made by a field map or a sample loader.
+    """A folder of tars whose samples are made by a field map or a sample loader, as of ``dataset.yaml``.
 
-    Args:
-        path: The folder.
-        subflavors: Put on each sample.
-        field_map: Part for each field.
-        sample_loader: Makes the fields from a dict of parts: a function, or ``file.py:function`` in
-            ``.nv-meta``.
-        part_filter: Parts that are used: names, a function, or ``file.py:function``.
-        **kwargs: As for :class:`BaseWebdatasetFactory`.
+    ``sample_loader`` and ``part_filter`` are functions, or ``file.py:function`` in ``.nv-meta``.
     """
 
     def __init__(
@@ -300,13 +248,7 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
 
 
 class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T_sample]):
-    """A folder of tars with decoded parts. Derived classes may set ``_decoder``.
-
-    Args:
-        path: The folder.
-        decoder: Decodes parts; None leaves them as bytes.
-        **kwargs: As for :class:`DefaultGenericWebdatasetFactory`.
-    """
+    """A folder of tars whose parts ``decoder`` decodes; None leaves bytes. A class may set ``_decoder``."""
 
     def __init__(
         self,
@@ -320,13 +262,7 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T_sample])
 
 
 class StandardWebdatasetFactory(DefaultDecoderWebdatasetFactory[T_sample]):
-    """A folder of tars with samples of any type.
-
-    Args:
-        path: The folder.
-        sample_type: The type.
-        **kwargs: As for :class:`DefaultDecoderWebdatasetFactory`.
-    """
+    """A folder of tars with samples of any type."""
 
     def __init__(self, path: str | os.PathLike[str], *, sample_type: type[Any], **kwargs: Any) -> None:
         super().__init__(path, **kwargs)

@@ -24,15 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JsonParser:
-    """A parser of ``dataset.yaml``. It is always strict.
-
-    Raises:
-        ConfigError: ``strict`` is False.
-
-    Example:
-        >>> JsonParser(strict=True)
-        JsonParser(strict=True)
-    """
+    """A parser of ``dataset.yaml``. It is always strict, so ``strict=False`` raises ConfigError."""
 
     strict: bool = True
 
@@ -42,12 +34,7 @@ class JsonParser:
 
 
 def load_yaml(stream: IO[bytes] | bytes) -> Any:
-    """Parse YAML by the rules for dataset files.
-
-    Example:
-        >>> load_yaml(b"on: 012")
-        {'on': 12}
-    """
+    """Parse YAML by the rules for dataset files."""
     return yaml_io.load_yaml(stream if isinstance(stream, bytes) else stream.read(), "YAML")
 
 
@@ -58,17 +45,11 @@ def load_config(
     default_kwargs: Mapping[str, Any] | None = None,
     parser: JsonParser | None = None,
 ) -> Any:
-    """Create the object that a ``dataset.yaml`` describes. The dataset is not opened.
+    """Create the object that a ``dataset.yaml``, or its parsed content, describes; the dataset is not opened.
 
-    Args:
-        path: The file, or its parsed content.
-        default_type: Class of the object if the file names none.
-        default_kwargs: Arguments that the file does not have.
-        parser: Ignored; accepted because Megatron-Energon's programs pass it.
-
-    Raises:
-        MetadataError: The class does not exist, or does not take the arguments.
-        UntrustedCodeError: The class is of another package, and not trusted.
+    ``default_type`` is its class if the file names none, and ``default_kwargs`` are arguments that the file
+    does not have. ``parser`` is ignored. Raises MetadataError if the class does not exist or does not
+    take the arguments, and UntrustedCodeError if it is of another package and not trusted.
 
     Example:
         >>> from energon_stream.compat.epath import EPath
@@ -109,18 +90,8 @@ def get_dataset_from_config(
 ) -> Any:
     """Create the object that the ``dataset.yaml`` of a prepared dataset describes; its ``build()`` opens it.
 
-    Args:
-        path: The folder, or a ``.jsonl`` file.
-        dataset_config: File in ``.nv-meta``. Default ``dataset.yaml``.
-        split_config: File in ``.nv-meta``. Default ``split.yaml``.
-        split_part: Part of the split. Default: ``train`` in training, else ``val``.
-        training: Whether samples are shuffled.
-        subflavors: Put on each sample; they override those of the file.
-        worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
-        sample_type: For type checkers only.
-        **kwargs: Further arguments of the class, such as ``max_samples_per_sequence``.
-
-    Raises what :func:`load_config` raises.
+    The path is a folder, or a ``.jsonl`` file. ``sample_type`` is for type checkers only. The other arguments
+    are those of ``BaseWebdatasetFactory``. Raises what :func:`load_config` raises.
 
     Example:
         >>> from energon_stream import WorkerConfig
@@ -146,30 +117,18 @@ def get_dataset_from_config(
 
 @dataclass(frozen=True, slots=True)
 class TraversedDatasetReference:
-    """A dataset that a metadataset names.
-
-    Attributes:
-        path: The dataset.
-        split_part: Part of its split.
-        aux: Folders of auxiliary data by name.
-        subflavors: Put on each sample.
-    """
+    """A dataset that a metadataset names."""
 
     path: EPath
     split_part: str
-    aux: Mapping[str, EPath] = field(default_factory=dict)
+    aux: Mapping[str, EPath] = field(default_factory=dict)  # folders of auxiliary data by name
     subflavors: Mapping[str, Any] = field(default_factory=dict)
 
 
 def traverse_metadataset(
     path: EPath | os.PathLike[str] | str, *, split_part: str, **options: Any
 ) -> list[TraversedDatasetReference]:
-    """List all datasets that a split of a metadataset names, as ``energon_stream.traverse_metadataset`` does.
-
-    Example:
-        >>> [(ref.path.name, ref.split_part) for ref in traverse_metadataset("mix.yaml", split_part="train")]
-        [('captions', 'train'), ('texts', 'train')]
-    """
+    """List the datasets that a split of a metadataset names; see ``energon_stream.traverse_metadataset``."""
     return [
         TraversedDatasetReference(
             EPath(ref.path),

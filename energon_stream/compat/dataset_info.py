@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from energon_stream.compat.epath import EPath  # noqa: TC001 # for examples
 from energon_stream.errors import ConfigError, ObjectNotFoundError
-from energon_stream.index.dataset import DatasetKind, dataset_kind, read_metadata
+from energon_stream.index.dataset import dataset_kind, read_metadata
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, SPLIT_CONFIG, load_document
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.storage import StoreSpec
 
+if TYPE_CHECKING:
+    from energon_stream.compat.epath import EPath
+
 
 class EnergonDatasetType(Enum):
-    """Kind of dataset that a path names.
-
-    Example:
-        >>> get_dataset_type(EPath("captions"))
-        <EnergonDatasetType.WEBDATASET: 'webdataset'>
-    """
+    """Kind of dataset that a path names."""
 
     METADATASET = "metadataset"
     WEBDATASET = "webdataset"
@@ -31,19 +27,10 @@ class EnergonDatasetType(Enum):
 
 
 def get_dataset_type(path: EPath) -> EnergonDatasetType:
-    """Return the kind of dataset that a path names; ``INVALID`` if there is none.
-
-    Example:
-        >>> get_dataset_type(EPath("mix.yaml")).value, get_dataset_type(EPath("nothing")).value
-        ('metadataset', 'invalid')
-    """
-    kinds: Mapping[DatasetKind, EnergonDatasetType] = {
-        "metadataset": EnergonDatasetType.METADATASET,
-        "jsonl": EnergonDatasetType.JSONL,
-    }
+    """Return the kind of dataset that a path names; ``INVALID`` if there is none."""
     kind = dataset_kind(path.url)
-    if kind in kinds:
-        return kinds[kind] if path.is_file() else EnergonDatasetType.INVALID
+    if kind in ("metadataset", "jsonl"):
+        return EnergonDatasetType(kind) if path.is_file() else EnergonDatasetType.INVALID
     if check_dataset_info_present(path):
         return EnergonDatasetType.WEBDATASET
     found = (path / INDEX_SQLITE).is_file()
@@ -51,25 +38,12 @@ def get_dataset_type(path: EPath) -> EnergonDatasetType:
 
 
 def check_dataset_info_present(path: EPath) -> bool:
-    """Return True if a folder is prepared.
-
-    Example:
-        >>> check_dataset_info_present(EPath("captions")), check_dataset_info_present(EPath("tars"))
-        (True, False)
-    """
+    """Return True if a folder is prepared."""
     return any((path / name).is_file() for name in (INFO_JSON, INFO_YAML))
 
 
 def get_dataset_info(path: EPath) -> dict[str, Any]:
-    """Return the content of ``.info.json``, or else of ``.info.yaml``.
-
-    Raises:
-        ObjectNotFoundError: The dataset has neither.
-
-    Example:
-        >>> sorted(get_dataset_info(EPath("captions")))
-        ['energon_version', 'shard_counts']
-    """
+    """Return the content of ``.info.json``, or else of ``.info.yaml``; without, raise ObjectNotFoundError."""
     try:
         file = path / INFO_JSON
         data = file.read_bytes()
@@ -80,26 +54,13 @@ def get_dataset_info(path: EPath) -> dict[str, Any]:
 
 
 def get_info_shard_files(path: EPath) -> list[str]:
-    """Return the paths of all shards of a prepared folder.
-
-    Raises:
-        ObjectNotFoundError: The folder is not prepared.
-
-    Example:
-        >>> get_info_shard_files(EPath("captions"))[0]
-        'data-000000.tar'
-    """
+    """Return the paths of all shards of a prepared folder."""
     return list(get_dataset_info(path)["shard_counts"])
 
 
 @dataclass(kw_only=True, slots=True)
 class ShardInfo:
-    """A shard: its name in the dataset, its path, and its number of samples.
-
-    Example:
-        >>> ShardInfo(name="0.tar", path=EPath("/data/0.tar"), count=8).count
-        8
-    """
+    """A shard: its name in the dataset, its path, and its number of samples."""
 
     name: str
     path: EPath
@@ -108,12 +69,7 @@ class ShardInfo:
 
 @dataclass(kw_only=True, slots=True)
 class WebdatasetInfo:
-    """Content of ``.info.json``: a version, and the number of samples by shard.
-
-    Example:
-        >>> WebdatasetInfo(**get_dataset_info(EPath("captions"))).energon_version
-        '7.4.1'
-    """
+    """Content of ``.info.json``: a version, and the number of samples by shard."""
 
     energon_version: str | None = None
     shard_counts: dict[str, int]
@@ -121,12 +77,7 @@ class WebdatasetInfo:
 
 @dataclass(kw_only=True, slots=True)
 class WebdatasetSplits:
-    """Content of ``split.yaml``: shards by split part, and what is left out.
-
-    Example:
-        >>> WebdatasetSplits(split_parts={"train": ["0.tar"]}).exclude
-        []
-    """
+    """Content of ``split.yaml``: shards by split part, and what is left out."""
 
     split_parts: dict[str, list[str]]
     exclude: list[str] = field(default_factory=list)
@@ -134,33 +85,16 @@ class WebdatasetSplits:
 
 @dataclass(kw_only=True, slots=True)
 class WebdatasetMeta:
-    """Metadata of one split part of a prepared folder.
+    """Metadata of one split part of a prepared folder."""
 
-    Attributes:
-        sample_excludes: Samples that are left out, as ``shard.tar/key``.
-        shards: Shards of the split part; excluded shards are not among them.
-        split_part_files: Their names.
-        info_shard_files: Names of all shards of the folder.
-
-    Example:
-        >>> meta = WebdatasetMeta.from_config(EPath("captions"), split_part="train")
-        >>> sum(shard.count for shard in meta.shards) > 0
-        True
-    """
-
-    sample_excludes: set[str]
-    shards: list[ShardInfo]
-    split_part_files: list[str]
-    info_shard_files: list[str]
+    sample_excludes: set[str]  # samples that are left out, as ``shard.tar/key``
+    shards: list[ShardInfo]  # of the split part, without excluded ones
+    split_part_files: list[str]  # their names
+    info_shard_files: list[str]  # names of all shards of the folder
 
     @staticmethod
     def from_config(path: EPath, *, split_part: str, split_config: str | None = None) -> WebdatasetMeta:
-        """Read the metadata of a split part.
-
-        Raises:
-            ConfigError: The dataset has no such split part.
-            EnergonStreamError: What ``energon_stream.index.dataset.read_metadata`` raises.
-        """
+        """Read the metadata of a split part. Raises ConfigError if there is no such part."""
         found = read_metadata(StoreSpec(path.url), split_config=split_config or SPLIT_CONFIG)
         if split_part not in found.split.split_parts:
             raise ConfigError(
@@ -180,26 +114,13 @@ class WebdatasetMeta:
 
 @dataclass(kw_only=True, slots=True)
 class DatasetSubset:
-    """A share of a dataset's samples, or a range of their numbers, of which the share is taken.
+    """A share of a dataset's samples, or a range of their numbers, of which the share is taken."""
 
-    Attributes:
-        range: Begin and end of the share, from 0 to 1; None for all.
-        absolute_range: First number, and one past the last number or None for the end; None for all.
-
-    Example:
-        >>> DatasetSubset(range=(0.1, 0.5)).compute_subset(100)
-        (10, 50)
-    """
-
-    range: tuple[float, float] | None = None
-    absolute_range: tuple[int, int | None] | None = None
+    range: tuple[float, float] | None = None  # begin and end of the share, from 0 to 1
+    absolute_range: tuple[int, int | None] | None = None  # first number, and one past the last or None
 
     def compute_subset(self, total_samples: int) -> tuple[int, int]:
-        """Return the first number, and one past the last one, for a number of samples.
-
-        Raises:
-            ConfigError: The range is longer than the dataset.
-        """
+        """Return the first number, and one past the last. Raises ConfigError if there are fewer samples."""
         start, stop = self.absolute_range or (0, None)
         stop = total_samples if stop is None else stop
         if not 0 <= start <= stop <= total_samples:
@@ -215,9 +136,4 @@ class DatasetSubset:
 
 
 class FilteredSample(dict[str, Any]):
-    """A sample as it is read: its metadata, and the bytes of its parts by name.
-
-    Example:
-        >>> FilteredSample(__key__="a", txt=b"a dog")["txt"]
-        b'a dog'
-    """
+    """A sample as it is read: its metadata, and the bytes of its parts by name."""

@@ -48,11 +48,7 @@ class DebugLogs:
 
 
 def find_logs(paths: Iterable[Path]) -> list[Path]:
-    """Return the given files, and the ``.jsonl`` files in the given folders.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Return the given files, and the ``.jsonl`` files in the given folders. Raises ConfigError if none."""
     named = list(paths)
     found = [file for path in named for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
     if not found:
@@ -163,8 +159,7 @@ class VisitTable:
     def of(cls, visits: Iterable[Visit], skip: int) -> VisitTable:
         """Number the steps and samples of visits from 0, without the first ``skip`` steps.
 
-        Raises:
-            ConfigError: No visit is left.
+        Raises ConfigError if no visit is left.
         """
         numbers: dict[str, int] = {}
         rows = [
@@ -198,27 +193,18 @@ class VisitTable:
         return several, int((np.bincount(pairs[0]) > 1).sum())
 
 
-def _colors(ranks: int) -> NDArray[np.float64]:
-    """Return a bright color for each rank; white for a single one."""
-    if ranks == 1:
-        return np.ones((1, 3))
-    return np.array([colorsys.hsv_to_rgb(rank / ranks, 1, 1) for rank in range(ranks)])
-
-
 def heatmap(table: VisitTable, *, steps: int, samples: int, gain: float, colors: bool) -> NDArray[np.uint8]:
-    """Picture visits: a column for each step and a row for each sample, in the colors of the ranks.
+    """Picture visits: a column for each step and a row for each sample, in the colors of the ranks or white.
 
-    Args:
-        table: The visits.
-        steps: Largest width; where there are more steps, a column stands for several.
-        samples: Largest height.
-        gain: Factor of the brightness; with 1, the most visited place has full brightness.
-        colors: True for a color of each rank, False for white.
+    The picture has at most ``steps`` columns and ``samples`` rows; where there are more, one stands for
+    several. With a ``gain`` of 1, the most visited place has full brightness.
     """
     width, height = min(steps, table.num_steps), min(samples, table.num_samples)
     columns = table.steps * width // table.num_steps
     rows = table.samples * height // table.num_samples
-    palette = _colors(int(table.ranks.max()) + 1 if colors else 1)
+    ranks = int(table.ranks.max()) + 1
+    hues = [colorsys.hsv_to_rgb(rank / ranks, 1, 1) for rank in range(ranks)]
+    palette = np.array(hues if colors and ranks > 1 else [(1.0, 1.0, 1.0)])
     sums = np.zeros((height, width, 3))
     np.add.at(sums, (rows, columns), palette[table.ranks if colors else np.zeros_like(table.ranks)])
     scaled = sums * (gain * 255) / np.maximum(sums.max((0, 1)), 1e-9)
@@ -227,11 +213,7 @@ def heatmap(table: VisitTable, *, steps: int, samples: int, gain: float, colors:
 
 
 def write_heatmap(path: Path, image: NDArray[np.uint8]) -> None:
-    """Write a picture; the extension of the path says how, ``.png`` for example.
-
-    Raises:
-        ConfigError: The extension is of no picture.
-    """
+    """Write a picture. Raises ConfigError if the extension of the path is of no picture."""
     try:
         Image.fromarray(image).save(path)
     except ValueError as error:
@@ -241,11 +223,7 @@ def write_heatmap(path: Path, image: NDArray[np.uint8]) -> None:
 
 
 def modes_of(text: str) -> list[str]:
-    """Split ``train,val``.
-
-    Raises:
-        ConfigError: Another word is in it.
-    """
+    """Split ``train,val``. Raises ConfigError if another word is in it."""
     modes = [word.strip() for word in text.split(",")]
     if unknown := [mode for mode in modes if mode not in ("train", "val")]:
         raise ConfigError(f"unknown modality {unknown[0]!r}", hint="use train, val, or train,val")

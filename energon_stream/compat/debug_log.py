@@ -27,11 +27,8 @@ _log = logging.getLogger(__name__)
 
 _SAMPLES = "WebdatasetSampleLoaderDataset._slices_iter"
 
-_loader_ids = count()
-"""Numbers of the loaders of this process, and of their iterations."""
-
-_SHOWN = 4
-"""Datasets that the line of a loader names."""
+_loader_ids = count()  # numbers of the loaders of this process, and of their iterations
+_SHOWN = 4  # datasets that the line of a loader names
 
 
 def check_path(pattern: str) -> None:
@@ -111,11 +108,7 @@ def _keys(value: Any) -> dict[str, list[str]]:
 
 
 class BatchLines:
-    """Writes the lines of the batches of some streams.
-
-    Args:
-        dataset: The pipeline that makes the batches.
-    """
+    """Writes the lines of the batches that a pipeline makes, of some streams."""
 
     def __init__(self, dataset: Any) -> None:
         self._config: WorkerConfig = dataset.worker_config
@@ -171,13 +164,7 @@ class LoggedReader(_LoggedNode):
 
 
 class LoggedEpochs(_LoggedNode):
-    """Logs where the virtual epochs of a stream begin and end.
-
-    Args:
-        inner: The node of the dataset that makes the epochs.
-        context: Where it runs.
-        length: Elements of an epoch of this rank.
-    """
+    """Logs where the virtual epochs of a stream begin and end; ``length`` is that of the rank's epoch."""
 
     def __init__(self, inner: Node, context: Context, length: int) -> None:
         super().__init__(inner, context)
@@ -209,13 +196,7 @@ def _describe(dataset: SavableDataset[Any]) -> dict[str, Any]:
 
 
 class LoaderLines:
-    """Writes the lines of a loader's iterations and batches.
-
-    Args:
-        dataset: The loader's dataset.
-        name: The loader's class.
-        made: What the first line calls the loader.
-    """
+    """Writes the lines of a loader's iterations and batches; ``made`` is its name in the first line."""
 
     def __init__(self, dataset: SavableDataset[Any], name: str, made: str) -> None:
         self._config = dataset.worker_config

@@ -22,18 +22,7 @@ T = TypeVar("T")
 
 
 class Savable(ABC):
-    """Base of what has a state.
-
-    Example:
-        >>> class Counter(Savable):
-        ...     number = 3
-        ...     def save_state(self):
-        ...         return {"number": self.number}
-        ...     def restore_state(self, state):
-        ...         self.number = state["number"]
-        >>> Counter().save_state()
-        {'number': 3}
-    """
+    """Base of what has a state."""
 
     @abstractmethod
     def save_state(self) -> Any:
@@ -48,16 +37,7 @@ Savable.register(SavableDataset)  # type: ignore[type-abstract]
 
 
 class SystemRng:
-    """The random states of Python, NumPy and PyTorch in this process.
-
-    Example:
-        >>> SystemRng.seed(5)
-        >>> state = SystemRng.save_state()
-        >>> first = random.random()
-        >>> SystemRng.restore_state(state)
-        >>> first == random.random()
-        True
-    """
+    """The random states of Python, NumPy and PyTorch in this process."""
 
     @staticmethod
     def get_seed_from_args(*args: Any) -> int:
@@ -92,17 +72,7 @@ class SystemRng:
 
 
 class WorkerRng(Savable):
-    """Draws random numbers by the seed of the current stream.
-
-    Args:
-        worker_config: Configuration of the job.
-
-    Example:
-        >>> from energon_stream import WorkerConfig
-        >>> rng = WorkerRng(WorkerConfig(rank=0, world_size=1, num_workers=0))
-        >>> sorted(rng.shuffle([3, 1, 2]))
-        [1, 2, 3]
-    """
+    """Draws random numbers by the seed of the current stream."""
 
     def __init__(self, worker_config: WorkerConfig) -> None:
         self.worker_config = worker_config

@@ -40,28 +40,19 @@ DEFAULT_PROFILE_NAME = RESERVED_POSIX_PROFILE_NAME = "__filesystem__"
 NVDATASET_CACHE_DIR = os.environ.get(DATASETS_VARIABLE)
 """Folder of the datasets that ``dss://name@version`` names, when this module was imported."""
 
-
 LOCAL_COPY_TMP_DIR = Path(os.environ.get("ENERGON_LOCAL_COPY_TMP_DIR") or "/tmp/energon_local_copy")
 """Folder of the copies that :func:`ensure_local_copy` makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """Size, time and version of a file.
+    """Size, time and version of a file."""
 
-    Attributes:
-        key: Path within the bucket or the file system, without a leading slash.
-        content_length: Size in bytes.
-        last_modified: Time of the last change; None if the store does not tell.
-        type: ``"file"`` or ``"directory"``.
-        etag: Version of the content; None if the store has no versions.
-    """
-
-    key: str
-    content_length: int
-    last_modified: datetime | None
-    type: str = "file"
-    etag: str | None = None
+    key: str  # path within the bucket or the file system, without a leading slash
+    content_length: int  # bytes
+    last_modified: datetime | None  # None if the store does not tell
+    type: str = "file"  # or "directory"
+    etag: str | None = None  # None if the store has no versions
 
     @property
     def size(self) -> int:
@@ -196,8 +187,7 @@ class EPath:
     def stat(self) -> FileStatus:
         """Return size, time and version of a file, or the time of a local folder.
 
-        Raises:
-            StorageError: The file cannot be read. All methods that read or write raise it.
+        Raises StorageError if it cannot be read, as all methods that read or write.
         """
         key = self.internal_path.lstrip("/")
         try:
@@ -232,12 +222,8 @@ class EPath:
     def open(self, mode: str = "r", **_: Any) -> IO[Any]:
         """Open a file. A remote file is read when it is opened, and written when it is closed.
 
-        Args:
-            mode: ``"r"``, ``"rb"``, ``"w"`` or ``"wb"``; text is UTF-8.
-            **_: Megatron-Energon's options of reading ahead, which are ignored.
-
-        Raises:
-            ConfigError: The mode is not one of these.
+        The mode is ``"r"``, ``"rb"``, ``"w"`` or ``"wb"``; text is UTF-8. For another, ConfigError is raised.
+        Options of reading ahead are ignored.
         """
         if mode not in ("r", "rb", "w", "wb"):
             raise ConfigError(f"the mode is {mode!r}, and must be r, rb, w or wb", where=str(self))
@@ -326,10 +312,6 @@ def ensure_local_copy(path: EPath) -> EPath:
     """Return a local path unchanged, and for a remote file that of a copy, which is made once.
 
     A file that changed is copied anew. Copies stay until somebody removes them.
-
-    Example:
-        >>> ensure_local_copy(EPath("mix.yaml")) == EPath("mix.yaml")
-        True
     """
     if path.is_local():
         return path

@@ -30,25 +30,16 @@ def describe_foreign(
 ) -> tuple[Mapping[str, Any], FileStoreDecoder | None, type[Sample] | None, CalledMethods | None]:
     """Create an object of the dataset class that ``dataset.yaml`` names, and read its attributes.
 
-    Args:
-        module: Module of the class.
-        name: Name of the class.
-        document: The keys of the file, which are the keyword arguments of the class.
-        path: Path or URL of the dataset.
-        decoder: Argument ``decoder`` of the class.
-        trust: Whether classes that the user's program has not imported may be imported; None asks the
-            environment.
-        where: The file, for messages.
+    The keys of the file, ``document``, are the keyword arguments of the class. ``trust`` says whether classes
+    that the user's program has not imported may be imported; None asks the environment.
 
     Returns:
         The attributes by the keys of ``dataset.yaml``, where functions stand for themselves; the decoder,
         None to leave bytes; the sample type, None for crude samples; and the overridden methods, None without
         any.
 
-    Raises:
-        UntrustedCodeError: The class is not imported, and the dataset not trusted.
-        MetadataError: The class is no dataset class, does not take these arguments, or overrides methods that
-            are not called here.
+    Raises UntrustedCodeError if the class is not imported, and the dataset not trusted; and MetadataError if
+    it is no dataset class, does not take these arguments, or overrides methods that are not called here.
     """
     found = import_class(module, name, trust=trust, where=where, base=DefaultGenericWebdatasetFactory)
     if not (isinstance(found, type) and issubclass(found, DefaultGenericWebdatasetFactory)):

@@ -28,26 +28,10 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 class ErrorContext:
-    """Hands the errors of a step to a handler, and counts those in a row.
-
-    Args:
-        name: Name of the step, for messages.
-        handler: Called with the error, the sample and its sources.
-        tolerance: Errors in a row that end the run; 0 tolerates any number.
-
-    Example:
-        >>> failed = []
-        >>> context = ErrorContext("step", lambda error, sample, sources: failed.append(sample), tolerance=2)
-        >>> with context.handle_errors({"__key__": "a"}):
-        ...     raise ValueError("no caption")
-        >>> failed
-        [{'__key__': 'a'}]
-    """
+    """Hands the errors of a step to a handler; ``tolerance`` errors in a row end the run, unless it is 0."""
 
     def __init__(self, name: str, handler: Handler, tolerance: int = 100) -> None:
-        self.name: str = name
-        self.handler: Handler = handler
-        self.tolerance: int = tolerance
+        self.name, self.handler, self.tolerance = name, handler, tolerance
         self._in_a_row = 0
 
     def reset(self) -> None:
@@ -58,8 +42,7 @@ class ErrorContext:
     def handle_errors(self, sample: Any) -> Iterator[None]:
         """Handle the error of a ``with`` block; ``SkipSample`` ends the block silently.
 
-        Raises:
-            FatalSampleError: The error is one of :data:`SYSTEM_EXCEPTIONS`, or the last that is tolerated.
+        Raises FatalSampleError if it is one of :data:`SYSTEM_EXCEPTIONS`, or the last that is tolerated.
         """
         try:
             yield
@@ -81,17 +64,7 @@ class ErrorContext:
 def handle_restore_errors(error_handler: Handler, sample: Any) -> Iterator[None]:
     """Hand the error of a ``with`` block, which makes a sample again, to a handler.
 
-    Args:
-        error_handler: Called with the error, the sample and its sources.
-        sample: The sample, or what it is made of.
-
-    Raises:
-        FatalSampleError: The error is one of :data:`SYSTEM_EXCEPTIONS`.
-
-    Example:
-        >>> with handle_restore_errors(lambda error, sample, sources: print(error), {"__key__": "a"}):
-        ...     raise ValueError("no caption")
-        no caption
+    Raises FatalSampleError if it is one of :data:`SYSTEM_EXCEPTIONS`.
     """
     with ErrorContext("restoring", error_handler, tolerance=0).handle_errors(sample):
         try:
@@ -102,12 +75,7 @@ def handle_restore_errors(error_handler: Handler, sample: Any) -> Iterator[None]
 
 
 def legacy_handler(handler: Handler) -> Handler:
-    """Return a handler of three arguments for one that may take the error and the key alone.
-
-    Example:
-        >>> legacy_handler(lambda error, key: print(key))(ValueError(), "a", None)
-        a
-    """
+    """Return a handler of three arguments for one that may take the error and the key alone."""
     parameters = inspect.signature(handler).parameters.values()
     if len(parameters) > 2 or any(each.kind is each.VAR_POSITIONAL for each in parameters):
         return handler

@@ -22,12 +22,7 @@ SourceData: TypeAlias = Union[bytes, EPath, BinaryIO]  # noqa: UP007 # evaluated
 
 
 class MediaFilterStrategy(StrEnum):
-    """Rule by which media files are selected.
-
-    Example:
-        >>> MediaFilterStrategy("GLOB").name
-        'GLOB'
-    """
+    """Rule by which media files are selected."""
 
     EXTENSION = "EXTENSION"
     HEADER = "HEADER"
@@ -36,18 +31,9 @@ class MediaFilterStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, init=False)
 class MediaFilterConfig(MediaFilter):
-    """Selects media files.
+    """Selects media files by extension, by the first bytes, or by patterns of names.
 
-    Args:
-        strategy: By extension, by the first bytes, or by name.
-        patterns: Patterns of names, for the strategy ``GLOB``.
-
-    Raises:
-        ConfigError: ``GLOB`` has no patterns, or another strategy has some.
-
-    Example:
-        >>> MediaFilterConfig.parse("*.jpg,*.png", header=False, extension=False).patterns
-        ('*.jpg', '*.png')
+    Raises ConfigError if ``GLOB`` has no patterns, or another strategy has some.
     """
 
     def __init__(self, strategy: MediaFilterStrategy | str, patterns: Sequence[str] = ()) -> None:
@@ -57,16 +43,7 @@ class MediaFilterConfig(MediaFilter):
 
     @classmethod
     def parse(cls, glob: str | None, header: bool, extension: bool) -> MediaFilterConfig:
-        """Make a filter from the options of a command.
-
-        Args:
-            glob: Patterns with commas between them.
-            header: Whether the first bytes decide.
-            extension: Whether the extension decides.
-
-        Raises:
-            ConfigError: Not exactly one of the three is given.
-        """
+        """Make a filter from the options of a command. Raises ConfigError unless one of them is given."""
         if (glob is not None) + header + extension != 1:
             raise ConfigError("a media filter is needed", hint="use one of glob, header and extension")
         if glob is not None:
@@ -84,12 +61,7 @@ class MediaFilterConfig(MediaFilter):
     def extract_metadata(self, source: SourceData, filename: str | None = None) -> MediaMetadataBase | None:
         """Read the metadata of an image; return None for other files and names that do not match.
 
-        Args:
-            source: Bytes, an open file, or a path.
-            filename: Name of the file; it may be left out for a path.
-
-        Raises:
-            ConfigError: Bytes or an open file have no name.
+        Raises ConfigError if bytes or an open file have no ``filename``.
         """
         if isinstance(source, EPath):
             filename = source.name if filename is None else filename
@@ -112,20 +84,7 @@ def prepare_filesystem_dataset(
 ) -> int:
     """Index the metadata of the media files of a plain folder, and return their number.
 
-    Args:
-        root_path: The folder.
-        media_filter: Selects the media files.
-        progress: Whether a bar shows how many files were checked.
-        workers: Number of batches of files that are read at the same time.
-        index_sqlite_tmp_path: Local folder in which the index is built; None for the system's.
-
-    Raises:
-        EnergonStreamError: What ``energon_stream.prepare.media_tables.prepare_media`` raises.
-
-    Example:
-        >>> from energon_stream.compat.epath import EPath
-        >>> prepare_filesystem_dataset(EPath("captions"), MediaFilterConfig("EXTENSION"), progress=False)
-        64
+    ``progress`` shows a bar, and ``workers`` batches of files are read at the same time.
     """
     with Progress(unit="file", enabled=progress) as shown:
         report = prepare_media(

@@ -39,33 +39,18 @@ DEFAULT_DECODER = SampleDecoder()
 
 
 class Sampling(Enum):
-    """Interpolations by Pillow's numbers.
-
-    Example:
-        >>> Sampling.BILINEAR.value
-        2
-    """
+    """Interpolations by Pillow's numbers."""
 
     NEAREST = 0
     BILINEAR = 2
 
 
 class GcFreezeError(RuntimeError):
-    """Objects cannot be frozen. It is never raised: freezing needs no care here.
-
-    Example:
-        >>> issubclass(GcFreezeError, RuntimeError)
-        True
-    """
+    """Objects cannot be frozen. It is never raised: freezing needs no care here."""
 
 
 class FlexState(dict[str, Any]):
-    """State of a dataset, with the states of the datasets inside it.
-
-    Example:
-        >>> FlexState(position=3)
-        {'position': 3}
-    """
+    """State of a dataset, with the states of the datasets inside it."""
 
 
 FlexState.__module__ = "megatron.energon.state"  # states pickle under Megatron-Energon's names

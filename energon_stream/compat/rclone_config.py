@@ -11,16 +11,7 @@ from pathlib import Path
 
 @dataclass(kw_only=True, slots=True)
 class ConfigEntry:
-    """A remote of rclone's configuration.
-
-    Example:
-        >>> entry = ConfigEntry(
-        ...     name="lake", type="s3", provider=None, access_key_id=None, secret_access_key=None,
-        ...     region=None, endpoint=None,
-        ... )
-        >>> entry.type
-        's3'
-    """
+    """A remote of rclone's configuration."""
 
     name: str
     type: str
@@ -32,22 +23,13 @@ class ConfigEntry:
 
 
 def find_executable_path(executable_name: str) -> str | None:
-    """Return the folder in ``PATH`` that has a program; None if none has.
-
-    Example:
-        >>> find_executable_path("no-such-program")
-    """
+    """Return the folder in ``PATH`` that has a program; None if none has."""
     found = shutil.which(executable_name)
     return None if found is None else os.path.dirname(found)
 
 
 def get_rclone_config_path() -> Path | None:
-    """Return the path of rclone's configuration; None if there is none.
-
-    Example:
-        >>> get_rclone_config_path() is None or get_rclone_config_path().exists()
-        True
-    """
+    """Return the path of rclone's configuration; None if there is none."""
     home = os.environ.get("XDG_CONFIG_HOME")
     places = [
         os.environ.get("RCLONE_CONFIG"),
@@ -60,12 +42,7 @@ def get_rclone_config_path() -> Path | None:
 
 
 def read_rclone_config_at_path(config_path: Path) -> dict[str, ConfigEntry]:
-    """Read rclone's remotes by name.
-
-    Example:
-        >>> read_rclone_config_at_path(Path("nothing.conf"))
-        {}
-    """
+    """Read rclone's remotes by name."""
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(config_path)
     fields = ("provider", "access_key_id", "secret_access_key", "region", "endpoint")
@@ -78,11 +55,6 @@ def read_rclone_config_at_path(config_path: Path) -> dict[str, ConfigEntry]:
 
 
 def read_rclone_config() -> dict[str, ConfigEntry]:
-    """Read the remotes of rclone's configuration; none if there is no configuration.
-
-    Example:
-        >>> isinstance(read_rclone_config(), dict)
-        True
-    """
+    """Read the remotes of rclone's configuration; none if there is no configuration."""
     path = get_rclone_config_path()
     return {} if path is None else read_rclone_config_at_path(path)

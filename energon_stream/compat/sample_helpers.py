@@ -22,12 +22,7 @@ T = TypeVar("T")
 
 
 def add_source_info(sample: T, *source_infos: SourceInfo) -> T:
-    """Add sources to a sample or dict, and return it.
-
-    Example:
-        >>> sorted(add_source_info({"text": "a dog"}, SourceInfo("captions", 0, "0.tar", ("0.txt",))))
-        ['__sources__', 'text']
-    """
+    """Add sources to a sample or dict, and return it."""
     for source in source_infos:
         add_source(sample, source)
     return sample
@@ -55,11 +50,7 @@ def get_cooker_need_primary(fn: Callable[..., Any]) -> bool:
 
 
 def get_source_info(sample: Any) -> list[SourceInfo] | None:
-    """Return the sources of a sample, a dict or a list of them; None if it has no sources.
-
-    Example:
-        >>> get_source_info({"text": "a dog"})
-    """
+    """Return the sources of a sample, a dict or a list of them; None if it has no sources."""
     if isinstance(sample, list):
         found = [source for item in sample for source in get_source_info(item) or ()]
     else:
@@ -72,41 +63,20 @@ def _attribute(sample: Any, name: str) -> Any:
 
 
 def get_sample_restore_key(sample: Any) -> Any:
-    """Return the restore key of a sample or dict; None if it has no key.
-
-    Example:
-        >>> get_sample_restore_key({"__restore_key__": ("Leaf", 3)})
-        ('Leaf', 3)
-    """
+    """Return the restore key of a sample or dict; None if it has no key."""
     return _attribute(sample, "__restore_key__")
 
 
 def add_sample_restore_key(sample: T, *key: int | str, src: Any, fail_otherwise: bool = False) -> T:
     """Put the class of ``src`` and a key before the restore key of a sample or dict, and return it.
 
-    Args:
-        sample: The sample. Anything without a restore key stays as it is.
-        *key: The new parts of the key.
-        src: The dataset that made the sample.
-        fail_otherwise: Whether a sample without a restore key is an error.
-
-    Raises:
-        ConfigError: The sample has no restore key.
-
-    Example:
-        >>> add_sample_restore_key({"__restore_key__": ("Leaf", 3)}, 7, src={})
-        {'__restore_key__': ('dict', 7, 'Leaf', 3)}
+    Anything without a restore key stays as it is; with ``fail_otherwise``, it raises ConfigError.
     """
     return _with_key(sample, (type(src).__name__, *key), get_sample_restore_key(sample), fail_otherwise)
 
 
 def set_sample_restore_key(sample: T, *key: int | str, src: Any, fail_otherwise: bool = False) -> T:
-    """Replace the restore key of a sample or dict; see :func:`add_sample_restore_key`.
-
-    Example:
-        >>> set_sample_restore_key({"__restore_key__": ("Leaf", 3)}, 7, src={})
-        {'__restore_key__': ('dict', 7)}
-    """
+    """Replace the restore key of a sample or dict; see :func:`add_sample_restore_key`."""
     return _with_key(sample, (type(src).__name__, *key), (), fail_otherwise)
 
 
@@ -124,29 +94,13 @@ def _with_key(sample: T, first: tuple[Any, ...], rest: Any, fail_otherwise: bool
 
 
 def default_get_batch_keys(batch: Any) -> list[str] | None:
-    """Return the keys of a batch; None if it has no keys.
-
-    Example:
-        >>> default_get_batch_keys({"__key__": ["a", "b"]})
-        ['a', 'b']
-    """
+    """Return the keys of a batch; None if it has no keys."""
     keys: list[str] | None = _attribute(batch, "__key__")
     return keys
 
 
 def format_sample_compact(sample: Any, depth: int = 3, max_items: int = 10, max_str_len: int = 50) -> str:
-    """Write a sample on one line, with long values shortened.
-
-    Args:
-        sample: Anything.
-        depth: Levels of nesting that are written out.
-        max_items: Elements of a list or dict that are written out.
-        max_str_len: Characters of a text that are written out.
-
-    Example:
-        >>> format_sample_compact({"text": "a dog", "sizes": [3, 4]})
-        "{text: 'a dog', sizes: ['3', '4']}"
-    """
+    """Write anything on one line, with long values shortened."""
     options = (depth - 1, max_items, max_str_len)
     if dataclasses.is_dataclass(sample) and not isinstance(sample, type):
         fields = fields_of(sample).items()
@@ -176,19 +130,7 @@ _SHOWN, _WIDTH = 10, 120
 
 
 def format_sample_detailed(sample: Any, indent: str = "") -> str:
-    """Write a sample as YAML, with the range and some values of tensors.
-
-    Args:
-        sample: Anything.
-        indent: Text before each line.
-
-    Example:
-        >>> print(format_sample_detailed({"text": "a dog", "sizes": [3, 4]}))
-        text: a dog
-        sizes:
-        - 3
-        - 4
-    """
+    """Write anything as YAML, with the range and some values of tensors; ``indent`` begins each line."""
     text = yaml.safe_dump(_plain(sample), sort_keys=False, width=_WIDTH, allow_unicode=True)
     return "\n".join(f"{indent}{line}" for line in text.splitlines())
 
@@ -238,13 +180,7 @@ class ExtendableDataclassMixin:
 
 
 class PinMemoryMixin(ABC):  # noqa: B024 # a name to derive from
-    """Gives a dataclass the method ``pin_memory``. Samples and batches have it.
-
-    Example:
-        >>> from energon_stream import Batch, Sample
-        >>> issubclass(Sample, PinMemoryMixin), issubclass(Batch, PinMemoryMixin)
-        (True, True)
-    """
+    """Gives a dataclass the method ``pin_memory``. Samples and batches have it."""
 
     __slots__ = ()
 
@@ -258,14 +194,6 @@ PinMemoryMixin.register(Batch)
 
 
 class State(ABC, ExtendableDataclassMixin):  # a name to derive from
-    """Base of dataclasses that are a part of a state.
-
-    Example:
-        >>> @dataclasses.dataclass
-        ... class Position(State):
-        ...     number: int
-        >>> Position.extend(Position(3), number=4)
-        Position(number=4)
-    """
+    """Base of dataclasses that are a part of a state."""
 
     __slots__ = ()

@@ -7,12 +7,11 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import apsw
 import numpy as np
 
-from energon_stream.compat.epath import EPath  # noqa: TC001 # for examples
 from energon_stream.errors import ConfigError, DuplicateKeyError, IndexMismatchError, MetadataError
 from energon_stream.imports import LazyModule
 from energon_stream.index.remote_sqlite import RemoteDatabase, RemoteFile, connect_local
@@ -20,6 +19,9 @@ from energon_stream.index.sqlite_index import SAMPLE_INDICES, SAMPLE_TABLES
 from energon_stream.media.file_store import unknown_name
 from energon_stream.prepare.media_tables import MEDIA_TABLES
 from energon_stream.storage import StoreSpec
+
+if TYPE_CHECKING:
+    from energon_stream.compat.epath import EPath
 
 torch: Any = LazyModule("torch")
 
@@ -59,16 +61,7 @@ _PART = "sample_key || '.' || part_name, content_byte_size, tar_file_id"
 
 
 class SqliteIndexReader(Closing):
-    """An ``index.sqlite``. A remote one is read in ranges.
-
-    Args:
-        sqlite_path: The file.
-
-    Example:
-        >>> with SqliteIndexReader(EPath("captions/.nv-meta/index.sqlite")) as index:
-        ...     index.get_sample_count()
-        64
-    """
+    """An ``index.sqlite``. A remote one is read in ranges."""
 
     def __init__(self, sqlite_path: EPath) -> None:
         self.sqlite_path = sqlite_path
@@ -133,21 +126,13 @@ class SqliteIndexReader(Closing):
         )
 
     def get_sample_pointer_by_key(self, key: str) -> ITarSamplePointer:
-        """Return the place of a sample.
-
-        Raises:
-            FieldError: The index has no such sample.
-        """
+        """Return the place of a sample. Raises FieldError if there is none."""
         query = "SELECT tar_file_id, byte_offset, byte_size FROM samples WHERE sample_key = ?"
         tar, offset, size = self._one(key, query, key)
         return ITarSamplePointer(tar_file_id=tar, byte_offset=offset, byte_size=size)
 
     def get_sample_part(self, key: str, part_name: str) -> ITarRawSamplePartPointer:
-        """Return the place of a part's bytes.
-
-        Raises:
-            FieldError: The index has no such part.
-        """
+        """Return the place of a part's bytes. Raises FieldError if there is none."""
         tar, offset, size = self._one(
             f"{key}.{part_name}",
             "SELECT tar_file_id, content_byte_offset, content_byte_size FROM samples JOIN sample_parts "
@@ -195,18 +180,12 @@ class IndexMediaMetadata:
 
 
 class SqliteIndexWriter(Closing):
-    """Writes a local ``index.sqlite``.
+    """Writes a local ``index.sqlite``. Without ``reset_tables``, it adds to the tables that are there.
 
-    Args:
-        sqlite_path: The file.
-        enable_sample_tables: Whether it has the tables of samples and parts.
-        enable_media_metadata: Whether it has the tables of media metadata.
-        reset_tables: Whether the tables are made anew; otherwise rows are added.
-
-    Raises:
-        ConfigError: The path is remote.
+    Raises ConfigError if the path is remote.
 
     Example:
+        >>> from energon_stream.compat.epath import EPath
         >>> with SqliteIndexWriter(EPath("new.sqlite")) as index:
         ...     index.append_samples(
         ...         [IndexSample(tar_file_id=0, sample_key="a", sample_index=0, byte_offset=0, byte_size=9)]
@@ -249,11 +228,7 @@ class SqliteIndexWriter(Closing):
             self._database.executemany(f"INSERT INTO {table} VALUES ({marks})", map(astuple, rows))
 
     def append_samples(self, rows: Sequence[IndexSample]) -> None:
-        """Add samples.
-
-        Raises:
-            DuplicateKeyError: Two samples share a key.
-        """
+        """Add samples. Raises DuplicateKeyError if two share a key."""
         try:
             self._append("samples", rows)
         except sqlite3.IntegrityError as error:
@@ -288,14 +263,9 @@ _HEADER = 16
 
 
 class JoinIndexReader(Closing):
-    """The index of a join. It is read whole.
+    """The index of a join, for all its datasets or those of one ``column``. It is read whole.
 
-    Args:
-        join_index_path: The file.
-        column: Number of the dataset whose places are wanted; None for those of all datasets.
-
-    Raises:
-        IndexMismatchError: The file is not such an index.
+    Raises IndexMismatchError if the file is not such an index.
     """
 
     def __init__(self, join_index_path: EPath, column: int | None = None) -> None:

@@ -23,15 +23,7 @@ from energon_stream.tar.format import sample_parts
 
 
 class TarIndexReader(Closing):
-    """The index of a tar: where each sample begins, and the end of the last one. It is read whole.
-
-    Args:
-        tar_path: The tar; its index lies beside it.
-
-    Example:
-        >>> TarIndexReader("captions/data-000000.tar")[0]
-        0
-    """
+    """The index beside a tar: where each sample begins, and the end of the last one. It is read whole."""
 
     def __init__(self, tar_path: EPath | str) -> None:
         index = EPath(index_path(EPath(tar_path).url))
@@ -48,12 +40,7 @@ class TarIndexReader(Closing):
 
 
 def get_itar_byte_offset(path: str | EPath, sample_offset: int = 0) -> int:
-    """Return the first byte of a sample of a tar.
-
-    Example:
-        >>> get_itar_byte_offset("captions/data-000000.tar")
-        0
-    """
+    """Return the first byte of a sample of a tar."""
     return TarIndexReader(path)[sample_offset]
 
 
@@ -70,18 +57,7 @@ class _TarBytes(StoreFile):
 def open_itar(
     path: str | EPath, byte_offset: int = 0, byte_size: int | None = None
 ) -> Iterator[tarfile.TarFile]:
-    """Open a range of a tar for the length of a ``with`` block. Remote ones are read by range.
-
-    Args:
-        path: The tar.
-        byte_offset: First byte, where a member begins.
-        byte_size: Number of bytes; None for all to the end.
-
-    Example:
-        >>> with open_itar("captions/data-000000.tar") as tar:
-        ...     len(tar.getnames()) > 0
-        True
-    """
+    """Open a tar from a member on, for a ``with`` block; a remote one is read by range."""
     store = StoreSpec(EPath(path).url).open()
     stop = store.head("").size if byte_size is None else byte_offset + byte_size
     with io.BufferedReader(_TarBytes(store, "", stop, None)) as file:
@@ -93,18 +69,8 @@ def open_itar(
 class SqliteITarEntryReader(Closing):
     """Reads samples of a prepared dataset by key, or parts by key and name, with a request each.
 
-    Args:
-        base_path: The dataset. It must have ``index.sqlite``.
-        part_filter: Tells by its name whether a part is wanted; None for all.
-        itar_cache_size: Not needed: no index of a tar is read.
-        sample_filter: Tells by ``shard/key`` whether a sample is wanted; None for all.
-        key_is_full_entryname: Whether a key names a part, as ``key.jpg``, which is read with its source.
-        disable_cache: Not needed: no tar stays open.
-
-    Example:
-        >>> reader = SqliteITarEntryReader(EPath("captions"), key_is_full_entryname=True)
-        >>> len(reader), reader["00000000.txt"][0][:5]
-        (64, b'...')
+    The dataset must have ``index.sqlite``. With ``key_is_full_entryname``, a key names a part, as
+    ``key.jpg``, which is read with its source. The options of caches have no effect: there are none.
     """
 
     def __init__(
@@ -127,8 +93,7 @@ class SqliteITarEntryReader(Closing):
     def __getitem__(self, key: str) -> Any:
         """Read a sample, None if the filter drops it; or the bytes and the source of a part.
 
-        Raises:
-            FieldError: The index has no such sample or part.
+        Raises FieldError if the index has no such sample or part.
         """
         if self._parts is not None:
             data, source = self._parts[key]

@@ -34,14 +34,7 @@ _NUMBERS = re.compile(r"([0-9]+)")
 def collapse(strings: Sequence[str], keep_order: bool = False) -> list[str]:
     """Write runs of names that differ in one number as brace patterns.
 
-    Args:
-        strings: The names.
-        keep_order: Whether only neighbours form a run. Otherwise a run may lie anywhere, and patterns come
-            first.
-
-    Example:
-        >>> collapse(["a_2.tar", "b.tar", "a_1.tar"]), collapse(["a_2.tar", "b.tar", "a_1.tar"], True)
-        (['a_{1..2}.tar', 'b.tar'], ['a_2.tar', 'b.tar', 'a_1.tar'])
+    With ``keep_order``, only neighbours form a run. Otherwise patterns come first.
     """
     if keep_order:
         return shard_names.collapse(strings)
@@ -60,29 +53,15 @@ class FieldAccessError(FieldError):
 
 
 def split_field_access(field_desc: str) -> list[list[str]]:
-    """Split a place such as ``json[caption],txt`` into alternatives, and each into its keys.
-
-    Example:
-        >>> split_field_access("json[caption][0],txt")
-        [['json', 'caption', '0'], ['txt']]
-    """
+    """Split a place such as ``json[caption],txt`` into alternatives, and each into its keys."""
     (access,) = parse_field_map({"of fields": field_desc}, field_desc)
     return [[place.part, *place.keys] for place in access.alternatives]
 
 
 def field_access(value: Any, field: Sequence[Sequence[str]]) -> Any:
-    """Return what lies at the first place that exists.
+    """Return what lies at the first place that exists, of those from :func:`split_field_access`.
 
-    Args:
-        value: A value of dicts, lists and scalars.
-        field: Alternatives from :func:`split_field_access`.
-
-    Raises:
-        FieldAccessError: No place exists.
-
-    Example:
-        >>> field_access({"json": {"caption": "a dog"}}, split_field_access("txt,json[caption]"))
-        'a dog'
+    Raises FieldAccessError if no place exists.
     """
     for keys in field:
         try:
@@ -102,27 +81,12 @@ def _step(value: Any, key: str) -> Any:
 
 
 def load_yaml_json(path: EPath) -> Any:
-    """Read a mapping from a YAML file, or from a JSON file if the name ends in ``.json``.
-
-    Example:
-        >>> from energon_stream.compat.epath import EPath
-        >>> sorted(load_yaml_json(EPath("captions/.nv-meta/.info.json")))
-        ['energon_version', 'shard_counts']
-    """
+    """Read a mapping from a YAML file, or from a JSON file if the name ends in ``.json``."""
     return load_document(path.read_bytes(), str(path))
 
 
 def to_json_object(obj: Any) -> Any:
-    """Turn a value of dataclasses, dicts, lists and scalars into what JSON can hold.
-
-    Raises:
-        ConfigError: The value has something else.
-
-    Example:
-        >>> from energon_stream import SourceInfo
-        >>> to_json_object(SourceInfo("captions", 0, "0.tar", ("0.jpg",)))["file_names"]
-        ['0.jpg']
-    """
+    """Turn dataclasses, dicts, lists and scalars into what JSON can hold. Raises ConfigError for others."""
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         return {field.name: to_json_object(getattr(obj, field.name)) for field in dataclasses.fields(obj)}
     if isinstance(obj, Mapping):
@@ -135,27 +99,12 @@ def to_json_object(obj: Any) -> Any:
 
 
 def warn_deprecated(reason: str, stacklevel: int = 2) -> None:
-    """Warn that something will go away.
-
-    Example:
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warn_deprecated("use get_loader()")
-        >>> caught[0].category.__name__
-        'FutureWarning'
-    """
+    """Warn that something will go away."""
     warnings.warn(reason, FutureWarning, stacklevel=stacklevel + 1)
 
 
 def deprecated(reason: str) -> Callable[[F], F]:
-    """Have a function warn at each call that it will go away.
-
-    Example:
-        >>> @deprecated("use two()")
-        ... def one():
-        ...     return 1
-        >>> one.__name__
-        'one'
-    """
+    """Have a function warn at each call that it will go away."""
 
     def mark(function: F) -> F:
         @functools.wraps(function)

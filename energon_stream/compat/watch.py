@@ -21,12 +21,7 @@ __all__ = ["Watchdog", "WatchdogDataset", "repr_short"]
 
 
 def repr_short(obj: Any) -> str:
-    """Return the ``repr`` of an object, with the middle of a long one left out.
-
-    Example:
-        >>> len(repr_short("a" * 1000))
-        253
-    """
+    """Return the ``repr`` of an object, with the middle of a long one left out."""
     text, half = repr(obj), PRINT_LOCAL_MAX_LENGTH // 2
     return text if len(text) <= PRINT_LOCAL_MAX_LENGTH else f"{text[:half]}...{text[-half:]}"
 
@@ -62,12 +57,8 @@ class WatchdogDataset(Wrapper[Any]):
 
     Loaders have such a watchdog of their own: ``get_loader(watchdog_timeout_seconds=…)``.
 
-    Args:
-        dataset: The inner dataset.
-        worker_config: Must agree with the inner dataset's, if given.
-        timeout_seconds: Seconds for an element; None for no watchdog.
-        initial_timeout_seconds: Seconds for the first element; None for ``timeout_seconds``.
-        fail_on_timeout: Whether the process ends, with exit code 1; otherwise a warning is logged.
+    ``initial_timeout_seconds`` is for the first element. With ``fail_on_timeout``, the process ends with exit
+    code 1; otherwise a warning is logged. A ``timeout_seconds`` of None means no watchdog.
 
     Example:
         >>> from energon_stream.testing.operator_suite import NumbersDataset

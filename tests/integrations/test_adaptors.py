@@ -1,5 +1,6 @@
 """Names of Megatron-Energon that have another form in this library, used as programs use them."""
 
+import dataclasses
 import io
 import json
 import random
@@ -446,6 +447,7 @@ def test_watchdogs(capfd):
     with pytest.raises(ValueError, match="positive"):
         Watchdog(0)
     assert repr_short([1]) == "[1]"
+    assert len(repr_short("a" * 1000)) == 253
 
 
 @pytest.mark.energon("WatchdogDataset", differs="it writes stacks without local variables")
@@ -514,7 +516,11 @@ def test_small_helpers(coco, s3_server, tmp_bucket, tmp_path, monkeypatch):
     from megatron.energon import local_copy
     from megatron.energon.deprecation import deprecated
     from megatron.energon.epathlib import EPath
-    from megatron.energon.epathlib.rclone_config import read_rclone_config
+    from megatron.energon.epathlib.rclone_config import (
+        find_executable_path,
+        read_rclone_config,
+        read_rclone_config_at_path,
+    )
 
     @deprecated("call new()")
     def old():
@@ -533,6 +539,8 @@ def test_small_helpers(coco, s3_server, tmp_bucket, tmp_path, monkeypatch):
     entry = read_rclone_config()["lake"]
     assert (entry.type, entry.endpoint, entry.provider) == ("s3", "http://x", None)
     assert "hidden" not in repr(entry)
+    assert read_rclone_config_at_path(tmp_path / "nothing.conf") == {}
+    assert find_executable_path("no-such-program") is None
 
     assert local_copy.ensure_local_copy(coco) == coco
     for name, value in {
@@ -552,3 +560,24 @@ def test_small_helpers(coco, s3_server, tmp_bucket, tmp_path, monkeypatch):
     assert local_copy.ensure_local_copy(remote) == copy
     remote.write_text("other")
     assert local_copy.ensure_local_copy(remote).read_text() == "other"
+
+
+def test_classes_without_behaviour_of_their_own():
+    from megatron.energon.flavors.base_dataset import PinMemoryMixin, State
+    from megatron.energon.flavors.webdataset.structs import ShardInfo, WebdatasetInfo, WebdatasetSplits
+    from megatron.energon.state import FlexState
+
+    from energon_stream import Batch, Sample
+
+    assert issubclass(Sample, PinMemoryMixin)
+    assert issubclass(Batch, PinMemoryMixin)
+
+    @dataclasses.dataclass
+    class Position(State):
+        number: int
+
+    assert Position.extend(Position(3), number=4) == Position(4)
+    assert FlexState(position=3) == {"position": 3}
+    assert ShardInfo(name="0.tar", path="/data/0.tar", count=8).count == 8
+    assert WebdatasetInfo(shard_counts={"0.tar": 8}).energon_version is None
+    assert WebdatasetSplits(split_parts={"train": ["0.tar"]}).exclude == []
