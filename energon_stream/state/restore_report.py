@@ -12,27 +12,18 @@ _MOST_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class LeafChange:
-    """One leaf of a mixture that changed.
+    """One leaf of a mixture that changed."""
 
-    Attributes:
-        leaf: URL and split part of the dataset.
-        change: ``"grown"``: shards were appended. ``"added"``: the dataset is new. ``"dealt"``: it did not
-            change, but a dataset before it has another number of samples, which moves the streams' shares of
-            this one by a few.
-        shards: Number of shards when the state was saved, and now.
-        samples: Number of samples when the state was saved, and now, in the used subset.
-        consumed: Samples that this rank's streams consumed in the passes that they are in. Samples that
-            operators hold are among these; in passes with several copies, or with replacement, each draw
-            counts.
-        left: Samples that these passes still have, of those when the state was saved, as if nothing had
-            changed.
-    """
-
-    leaf: str
+    leaf: str  # URL and split part of the dataset
+    # ``"grown"``: shards were appended. ``"added"``: the dataset is new. ``"dealt"``: it did not change, but
+    # a dataset before it has another number of samples, which moves the streams' shares of this one by a few.
     change: Change
-    shards: tuple[int, int]
-    samples: tuple[int, int]
+    shards: tuple[int, int]  # number of shards when the state was saved, and now
+    samples: tuple[int, int]  # number of samples when the state was saved, and now, in the used subset
+    # Samples that this rank's streams consumed in the passes that they are in. Samples that operators hold
+    # are among these; in passes with several copies, or with replacement, each draw counts.
     consumed: int
+    # samples that these passes still have, of those when the state was saved, as if nothing had changed
     left: int
 
     def __str__(self) -> str:
@@ -59,13 +50,6 @@ class ChangeReport:
     as often as ``shuffle_over_epochs_multiplier`` says). The passes after them have every sample that there
     is now.
 
-    Attributes:
-        leaves: Leaves that changed, in their order.
-        weights: True if the weights of some blend changed. New weights hold from the next draw on; every leaf
-            goes on where it was. The weights of ``blend_epochized`` are numbers of samples, so growth changes
-            them too.
-        dropped: Weights that ``set_weights`` had set, which the new ones replace.
-
     Example:
         >>> from energon_stream.state import ChangeReport
         >>> print(ChangeReport(leaves=(), weights=True))
@@ -73,9 +57,11 @@ class ChangeReport:
           new weights hold from the next draw on; every dataset goes on where it was
     """
 
-    leaves: tuple[LeafChange, ...]
+    leaves: tuple[LeafChange, ...]  # leaves that changed, in their order
+    # True if the weights of some blend changed. New weights hold from the next draw on; every leaf goes on
+    # where it was. The weights of ``blend_epochized`` are numbers of samples, so growth changes them too.
     weights: bool
-    dropped: int = 0
+    dropped: int = 0  # weights that ``set_weights`` had set, which the new ones replace
 
     def __str__(self) -> str:
         lines = ["the dataset changed since the state was saved:"]
