@@ -10,8 +10,7 @@ the rank and batch of the stream, both counted from the beginning of the run. Ki
 * ``ANCHOR``: the state of the stream's reader before this batch.
 
 A file has the steps of a rank from one on, compressed, with a digest. It begins with the place of each
-stream, so it is read without the files before it. It is written again as it grows, whole, to at most a
-megabyte; then the next file begins.
+stream, so it is read without the files before it. It grows to at most a megabyte.
 """
 
 from __future__ import annotations

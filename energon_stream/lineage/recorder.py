@@ -7,12 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import (
-    ConfigError,
-    EnergonStreamError,
-    ObjectNotFoundError,
-    RunMismatchError,
-)
+from energon_stream.errors import ConfigError, EnergonStreamError, ObjectNotFoundError, RunMismatchError
 from energon_stream.index.dataset import WebDatasetIndex, identity
 from energon_stream.index.jsonl_index import JsonlIndex
 from energon_stream.lineage.log import EntryKind, LogFile, StepEntry
@@ -46,11 +41,7 @@ _MOST_BYTES, _MOST_ENTRIES = 1 << 20, 1 << 15
 
 
 def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
-    """Describe the order of a pipeline's samples and batches.
-
-    Raises ConfigError if the pipeline composes several datasets itself, or some dataset is a join or plain
-    tars.
-    """
+    """Describe the order of a pipeline's samples and batches. Raises ConfigError if that cannot be done."""
     found = list(find_readers(dataset))
     if len(found) != 1:
         raise ConfigError(
@@ -96,11 +87,7 @@ def _view_keys(view: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RunRecorder:
-    """Writes to the folder ``run`` what a rank does.
-
-    The training never fails because a log cannot be written: a warning says so. Raises ConfigError if the
-    pipeline cannot be described.
-    """
+    """Writes to the folder ``run`` what a rank does. Where a log cannot be written, a warning says so."""
 
     def __init__(
         self, dataset: SavableDataset[Any], run: str, storage_options: Mapping[str, Any] | None = None
@@ -121,10 +108,7 @@ class RunRecorder:
         return self._data.path, self._data.batch_size
 
     def restore(self, saved: Any, states: Mapping[int, State]) -> None:
-        """Go on from what :meth:`saved` returned, or from a state without it: then each batch was a step.
-
-        Raises StateError if it is damaged.
-        """
+        """Go on from what :meth:`saved` returned, or from a state without it: then each batch was a step."""
         self._log = None
         self._batches = self._first = _count(states)
         self._history = []
@@ -149,24 +133,12 @@ class RunRecorder:
     def begin(
         self, rotation: Rotation, states: Mapping[int, State], changes: Sequence[WeightChange] = ()
     ) -> None:
-        """Write the description (rank 0), and begin the rank's log; go on with one that was begun.
-
-        Raises:
-            RunMismatchError: The folder has another run.
-            StorageError: The folder cannot be read or written.
-        """
+        """Write the description (rank 0), and begin the log. Raises RunMismatchError for another run."""
         if self._log is not None:  # the loader was closed, and is iterated again
             return
         config, store = self._dataset.worker_config, self._spec.open()
-        segment = Segment(
-            self._first,
-            0,
-            config.world_size,
-            config.num_streams,
-            config.seed_offset,
-            rotation.pass_length,
-            _weights(changes),
-        )
+        job = config.world_size, config.num_streams, config.seed_offset
+        segment = Segment(self._first, 0, *job, rotation.pass_length, _weights(changes))
         if config.rank == 0:
             try:
                 known = RunDescription.loads(bytes(store.get(FILE).data), f"{store.url}/{FILE}")
@@ -218,22 +190,20 @@ class RunRecorder:
         log, stream = self._log, step.stream
         if log is None:
             return
-        in_order, at = self._data.in_order, self.step(states)
-        state = step.state
-        reader = reader_state(self._dataset, state["node"]) if in_order and step.ended else None
+        at, batches, in_order = self.step(states), step.state["batches"], self._data.in_order
         if step.ended:
             if not log.pass_length:
-                self._append(StepEntry(at, stream, state["batches"], EntryKind.END, reader))
+                reader = reader_state(self._dataset, step.state["node"]) if in_order else None
+                self._append(StepEntry(at, stream, batches, EntryKind.END, reader))
             return
-        batch, is_lost = state["batches"] - 1, False
+        is_lost = False
         if step.note is not None:
             kind, payload = step.note
-            self._append(StepEntry(at - 1, stream, batch, EntryKind(kind), payload))
+            self._append(StepEntry(at - 1, stream, batches - 1, EntryKind(kind), payload))
             is_lost = kind == EntryKind.REFS
-        if in_order and (is_lost or not state["batches"] % _ANCHOR_EVERY):
-            self._append(
-                StepEntry(at, stream, batch + 1, EntryKind.ANCHOR, reader_state(self._dataset, state["node"]))
-            )
+        if in_order and (is_lost or not batches % _ANCHOR_EVERY):
+            reader = reader_state(self._dataset, step.state["node"])
+            self._append(StepEntry(at, stream, batches, EntryKind.ANCHOR, reader))
         is_full = self._bytes >= _MOST_BYTES or len(self._entries) >= _MOST_ENTRIES
         if is_full and self.flush(states):
             self._next_file(at, rotation, states)

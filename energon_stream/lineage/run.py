@@ -21,13 +21,7 @@ from energon_stream.index.info_files import SPLIT_CONFIG
 from energon_stream.lineage.answers import Occurrence, RankStep
 from energon_stream.lineage.log import LogFile
 from energon_stream.lineage.places import find_samples, locate
-from energon_stream.lineage.run_description import (
-    FILE,
-    RunDescription,
-    Segment,
-    make_plan,
-    reading_run,
-)
+from energon_stream.lineage.run_description import FILE, RunDescription, Segment, make_plan, reading_run
 from energon_stream.lineage.segments import RankLog, RunData, batches_with, refs_of_span
 from energon_stream.schedule import stream_shares
 from energon_stream.storage import StoreSpec

@@ -12,10 +12,9 @@
                    "seed_offset", "pass_length", "weights": as in saved states}, ...],
      "changes": []}
 
-A segment begins with the run, and with each restore. Its ``weights`` are the ones that the program set last:
-they begin later than the steps before, so they hold for all of its steps. Version 1 lacks ``view``,
-``per_batch``, ``packing`` and ``weights``. ``changes`` is empty; a reader refuses a file with a change
-that it does not know.
+A segment begins with the run, and with each restore. Its ``weights`` are the ones that the program set last.
+Version 1 lacks ``view``, ``per_batch``, ``packing`` and ``weights``. ``changes`` is empty; a reader refuses a
+file with a change that it does not know.
 """
 
 from __future__ import annotations
@@ -28,15 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import EnergonStreamError, RunDamagedError, StateError
-from energon_stream.schedule import (
-    BlendPlan,
-    ConcatPlan,
-    LeafPlan,
-    OrderSpec,
-    Plan,
-    RepeatPlan,
-    WeightChange,
-)
+from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, OrderSpec, Plan, RepeatPlan, WeightChange
 from energon_stream.state.mixture_weights import WEIGHTS, read_changes, write_changes
 
 if TYPE_CHECKING:
@@ -125,10 +116,7 @@ class RunDescription:
 
     @classmethod
     def loads(cls, data: bytes, where: str) -> RunDescription:
-        """Read the content of ``run.json``.
-
-        Raises RunDamagedError if it is damaged, or of another version.
-        """
+        """Read the content of ``run.json``. Raises RunDamagedError, also for another version."""
         with reading_run(where):
             fields = json.loads(data)
             found, version = fields.pop("digest", None), fields.get("version")
@@ -192,11 +180,7 @@ def make_plan(
     selections: Sequence[Selection | None],
     per_batch: int = 1,
 ) -> Plan:
-    """Return the plan of a description; the inverse of ``describe_plan``.
-
-    For each leaf, ``starts`` has the first sample of each shard and the total, ``selections`` the samples of
-    its view.
-    """
+    """Return the plan of a description, the inverse of ``describe_plan``, with these of each leaf."""
     rest = starts, selections, per_batch
     if "leaf" in described:
         first, last = described["samples"]

@@ -41,7 +41,6 @@ class RunData:
     plan: Plan
 
     def schedule(self, segment: Segment, stream: int) -> Schedule:
-        """Return the schedule of a stream in a segment."""
         key = derive_key(segment.seed_offset, stream, self.described.path, "source")
         plan = self.plan
         if segment.weights and isinstance(plan, BlendPlan):
@@ -153,10 +152,7 @@ def refs_of_span(span: BatchSpan, schedule: Schedule, size: int, batch: int) -> 
         return list(span.refs)
     passed = span.passed + (batch - span.batch) * size
     cursor = skip(schedule, span.base, passed)
-    if span.gaps is None:
-        found = schedule.take(cursor, size)[0]
-    else:
-        found = schedule.take(cursor, sum(span.gaps) + len(span.gaps))[0]
+    found = schedule.take(cursor, size if span.gaps is None else sum(span.gaps) + len(span.gaps))[0]
     pairs = list(zip(found.leaf.tolist(), found.index.tolist(), strict=True))
     if span.gaps is None:
         return pairs

@@ -65,8 +65,7 @@ def reader_state(dataset: SavableDataset[Any], state: State | None) -> State | N
 def refs_of(key: Any) -> list[tuple[int, int]]:
     """Return leaf and number of the samples that an element was made of, from its key.
 
-    A function may make several elements of one sample, which is named once where they follow each other. A
-    sample that follows itself in another call, such as at the end of a pass, is named again.
+    A sample that follows itself is named once where one call made several elements of it.
     """
     found: list[tuple[int, int]] = []
     last = None
@@ -90,11 +89,7 @@ def _sources(key: Any, call: int | None) -> Iterator[tuple[int | None, tuple[int
 
 
 class Tracker:
-    """Follows the plan beside the streams of a process.
-
-    ``path`` is the place of the pipeline's one reader. A batch of ``batch_size`` samples needs no note.
-    ``states`` and ``changes`` are the StreamRunner's.
-    """
+    """Follows the plan beside a process's streams; ``path`` is the place of the pipeline's one reader."""
 
     def __init__(
         self,
@@ -111,10 +106,7 @@ class Tracker:
         self._places: dict[int, tuple[Schedule, Cursor]] = {}
 
     def note(self, stream: int, key: RestoreKey | None, state: State) -> Note | None:
-        """Return a note on an element of a stream; None if it follows the plan.
-
-        The key is None at the end of a pass. The state is that of the stream's node after the element.
-        """
+        """Return a note on an element of a stream; None if it follows the plan. See ``TakeNote``."""
         if self._reader is None:
             return None if key is None else (EntryKind.REFS, pack_refs(refs_of(key)))
         schedule, cursor = self._places.get(stream) or self._begin(self._reader, stream)
@@ -140,7 +132,6 @@ class Tracker:
         return schedule, at
 
     def _cursor(self, schedule: Schedule, stream: int, state: State) -> Cursor:
-        """Return the cursor of the reader in a node's state."""
         reader, saved = self._reader, reader_state(self._dataset, state)
         if reader is None or saved is None:
             return schedule.begin()

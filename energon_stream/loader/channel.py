@@ -1,14 +1,12 @@
 """The channel from a worker to the main process: a pipe for small values, shared memory for large ones.
 
-Large byte strings and tensors lie in slots of anonymous shared memory, which parent and child share; the
-pickle on the pipe holds only their places. A batch that the library stacks is made in its slot
-(``samples/batch_memory.py``); other values are copied there. The parent's tensors are views of the slot,
-which it gives back when no view is left: numbers of free slots travel with the acknowledgements of messages.
-A consumer that holds more than a few batches gets copies, so the worker always has a slot. The free slot with
-the lowest number comes first, so the same few pages are used again and again. A worker waits when the
-consumer is slow. There is no named shared memory and nothing to clean up: a forked worker inherits the
-memory, others get a file descriptor. Where the system has no memory without a name (macOS), everything is
-pickled.
+Large byte strings and tensors lie in slots of anonymous shared memory; the pickle on the pipe has only their
+places. A batch that the library stacks is made in its slot (``samples/batch_memory.py``); other values are
+copied there. The parent's tensors are views of the slot, which it gives back when no view is left: numbers of
+free slots travel with the acknowledgements of messages. A consumer that holds more than a few batches gets
+copies, so the worker always has a slot. There is no named shared memory and nothing to clean up: a forked
+worker inherits it, others get a file descriptor. Where the system has none without a name (macOS), everything
+is pickled.
 """
 
 from __future__ import annotations
@@ -48,10 +46,7 @@ _parent_ends: weakref.WeakSet[Connection | socket.socket] = weakref.WeakSet()
 
 
 def close_inherited_ends() -> None:
-    """Close the parent's ends of all channels that a forked child inherited.
-
-    Otherwise a worker would not notice that the parent closed its end while any later sibling lives.
-    """
+    """Close the parent's ends that a forked child inherited: else siblings would not notice their closing."""
     for end in list(_parent_ends):
         end.close()
 
@@ -59,8 +54,7 @@ def close_inherited_ends() -> None:
 class ParentGoneError(BaseException):
     """The parent has closed its end: it needs no more messages.
 
-    Batches are stacked in the channel's memory, so a user's function can be on the stack. As no
-    ``Exception``, it passes what tolerates failures there, which would skip a sample and log it.
+    A user's function can be on the stack. As no ``Exception``, it passes what tolerates failures there.
     """
 
 
@@ -68,14 +62,9 @@ class Wire:
     """Both ends of one worker's channel; made in the parent before the worker.
 
     No two workers share anything, and nothing has a lock. So a worker that is killed at any moment leaves
-    whole messages, which the parent can still take, and at most the beginning of one.
-
-    Args:
-        shared_bytes: Size of the shared memory for messages that are unacknowledged, and for the next one;
-            0 for none. Slots that the consumer holds come on top. Untouched pages cost nothing.
-        depth: Number of messages that may be unacknowledged.
-
-    Raises OSError if the process may open no more files.
+    whole messages, which the parent can still take, and at most the beginning of one. ``shared_bytes`` are
+    for ``depth`` messages that are unacknowledged, and for the next one. Slots that the consumer holds come
+    on top. Untouched pages cost nothing.
     """
 
     parent: Connection
@@ -131,10 +120,7 @@ def _can_share(tensor: torch.Tensor) -> bool:
 
 
 class _Lease:
-    """A slot of which views exist; ``ended`` is called once, when the last of them is gone.
-
-    The last view may go on any thread, and anywhere in the program. The caller keeps the lease until then.
-    """
+    """A slot of which views exist; ``ended`` is called once, on any thread, when the last of them is gone."""
 
     def __init__(self, ended: Callable[[], object]) -> None:
         self._ended = ended
@@ -268,10 +254,7 @@ class Sender:
 
     @counts_as(CHANNEL)
     def send(self, message: Any) -> None:
-        """Send a message; wait while too many are unacknowledged.
-
-        Raises ParentGoneError if the parent has closed its end.
-        """
+        """Send a message; wait while too many are unacknowledged. Raises ParentGoneError."""
         while self._has_acknowledgement():
             self._take_acknowledgement()
         while self._unacknowledged >= self._depth:
@@ -299,7 +282,7 @@ class Sender:
         self._made.clear()
 
     def drain(self) -> None:
-        """Wait until the parent has acknowledged everything. Raises ParentGoneError as :meth:`send` does."""
+        """Wait until the parent has acknowledged everything. Raises ParentGoneError."""
         while self._unacknowledged:
             self._take_acknowledgement()
 
@@ -323,7 +306,7 @@ class Receiver:
     """The main process's end."""
 
     def __init__(self, wire: Wire) -> None:
-        self._pipe = wire.parent
+        self.pipe: Connection = wire.parent
         self._shared = wire.shared
         self._slot_bytes = wire.slot_bytes
         self._held: dict[int, _Lease] = {}  # of the slots of which the consumer has views
@@ -332,22 +315,14 @@ class Receiver:
         self._lease: _Lease | None = None
 
     @property
-    def pipe(self) -> Connection:
-        """The pipe to wait on."""
-        return self._pipe
-
-    @property
     def is_closed(self) -> bool:
         """True after :meth:`close`."""
-        return self._pipe.closed
+        return self.pipe.closed
 
     def receive(self) -> Any:
-        """Take the next message. Its tensors are views of shared memory, until too many messages are held.
-
-        Raises EOFError if the worker is gone, also in the middle of a message.
-        """
+        """Take the next message. Raises EOFError if the worker is gone, also in the middle of a message."""
         try:
-            message = self._pipe.recv_bytes()
+            message = self.pipe.recv_bytes()
         except OSError as error:
             raise EOFError("the worker is gone") from error
         try:
@@ -384,9 +359,9 @@ class Receiver:
             slots += struct.pack("=I", self._free.popleft())
         # The worker may have sent its last message and be gone.
         with contextlib.suppress(OSError):
-            self._pipe.send_bytes(slots)
+            self.pipe.send_bytes(slots)
 
     def close(self) -> None:
         """Close the pipe and release the shared memory; views that the consumer has stay as they are."""
-        self._pipe.close()
+        self.pipe.close()
         self._shared = None

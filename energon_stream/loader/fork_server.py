@@ -1,7 +1,6 @@
-"""Keeps a fork server alive when the whole process group gets SIGTERM; only fork servers import this.
+"""Keeps a fork server, which alone imports this, alive when the whole process group gets SIGTERM.
 
-Without it, the fork server would end, and the main process would take the workers for dead. Processes that
-are forked from the server start with the default again.
+Else the main process would take the workers for dead. Processes that it forks have the default again.
 """
 
 from __future__ import annotations

@@ -265,8 +265,7 @@ class BasicDataLoader(ObservedLoader[T]):
             ConfigError: Some function is not stateless, or the key did not come from a loader.
         """
         self.dataset.assert_can_restore()
-        # Before it forks workers, this process must not open a client of its own.
-        before_fork = self.worker_config.num_workers > 0 and self._session is None
-        if before_fork:
+        if self.worker_config.num_workers > 0 and self._session is None:
+            # Before it forks workers, this process must not open a client of its own.
             return run_forkable(self.dataset.restore_sample, restore_key)
         return self.dataset.restore_sample(restore_key)

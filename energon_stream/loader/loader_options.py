@@ -24,10 +24,7 @@ OnWorkerHang: TypeAlias = Literal["warn", "raise", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """Options of workers and watchdog: those of :func:`energon_stream.get_loader`, and three of the library.
-
-    Raises ConfigError if an option is impossible.
-    """
+    """Options of workers and watchdog: those of :func:`energon_stream.get_loader`, and three more."""
 
     prefetch_factor: int = 2
     start_method: str | None = None

@@ -145,18 +145,9 @@ def mixture_of(dataset: SavableDataset[Any], position: LoaderPosition) -> Mixtur
 def changed(
     dataset: SavableDataset[Any], position: LoaderPosition, weights: Mapping[str, float], step: int | None
 ) -> tuple[WeightChange, ...]:
-    """Return the weights that were set, with others from a step on; the same on all ranks.
-
-    All ranks must call this, with equal arguments: their answers are compared where ``torch.distributed`` has
-    a group of them.
-
-    Raises:
-        WeightsError: The weights are wrong, or other ranks have others.
-        StepPassedError: The step is over, or its samples are chosen already.
-    """
-    config = dataset.worker_config
+    """Return the weights that were set, with others from a step on; see ``BasicDataLoader.set_weights``."""
+    config, first = dataset.worker_config, 0
     problem: ConfigError | None = None
-    mine, first = "", 0
     made: tuple[WeightChange, ...] = ()
     try:
         path, reader, plan = _live_reader(dataset)
@@ -165,7 +156,7 @@ def changed(
         if step is not None and not is_count(step):
             raise WeightsError(f"at_step is {step!r:.80}", hint=f"use a number of steps, {first} or more")
         begin = _batch_of(first if step is None else step, config, position)
-        made = _with_change(position.changes, WeightChange(begin, named))
+        made = (*(change for change in position.changes if change.begin < begin), WeightChange(begin, named))
         for stream in config.streams:
             reader.schedule(stream, path, changes=made)  # raises if a stream has no sample of these sources
         mine = digest_of_changes(made)
@@ -204,7 +195,7 @@ def steps_of(dataset: SavableDataset[Any], position: LoaderPosition) -> tuple[in
 
 
 def check_changes(dataset: SavableDataset[Any], changes: tuple[WeightChange, ...]) -> None:
-    """Check that a saved state's weights are some for this dataset. Raises StateError if they are not."""
+    """Raise StateError unless a saved state's weights are some for this dataset."""
     if not changes:
         return
     try:
@@ -299,11 +290,6 @@ def _in_order(reader: ReaderDataset, weights: Mapping[str, float]) -> tuple[floa
     except ConfigError as error:
         raise WeightsError(error.what, hint=error.hint) from error
     return in_order
-
-
-def _with_change(changes: tuple[WeightChange, ...], new: WeightChange) -> tuple[WeightChange, ...]:
-    """Return changes with a new one, which replaces all from its beginning on."""
-    return (*(change for change in changes if change.begin < new.begin), new)
 
 
 def _names(urls: list[str]) -> list[str]:

@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 
 
 def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | None:
-    """Send the state of every data-parallel rank to one process. All processes of the group must call this.
-
-    Raises ConfigError if there is no process group of all ranks.
-    """
+    """Send the state of every data-parallel rank to one process. All processes of the group call this."""
     if config.world_size == 1:
         return [state]
     import torch.distributed as dist
@@ -31,10 +28,7 @@ def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | Non
 
 
 def broadcast_states(states: Any, config: WorkerConfig, src: int) -> Any:
-    """Send the states that one rank has to all ranks. All processes of the group must call this.
-
-    Raises ConfigError if there is no process group of all ranks.
-    """
+    """Send the states that one rank has to all ranks. All processes of the group must call this."""
     if config.world_size == 1:
         return states
     import torch.distributed as dist
@@ -47,8 +41,7 @@ def broadcast_states(states: Any, config: WorkerConfig, src: int) -> Any:
 
 def _group(config: WorkerConfig) -> Any:
     """Return the process group of the data-parallel ranks. Raises ConfigError if there is none."""
-    group = _find_group(config)
-    if group is not None:
+    if (group := _find_group(config)) is not None:
         return group
     raise ConfigError(
         f"there is no torch.distributed group of the {config.world_size} data-parallel ranks",
@@ -69,10 +62,7 @@ def _find_group(config: WorkerConfig) -> Any:
 
 
 def gather_to_all(value: Any, config: WorkerConfig) -> list[Any]:
-    """Return the value of every data-parallel rank; the own one alone where there is no process group.
-
-    All processes of the group must call this.
-    """
+    """Return the value of every data-parallel rank, all of which call this; alone without a process group."""
     if config.world_size == 1:
         return [value]
     import torch.distributed as dist

@@ -57,11 +57,10 @@ _LARGEST = 32 << 20  # glibc's own bound
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Let this process keep up to 64 MiB of freed memory, unless the user has set glibc's thresholds.
+    """Let this process, a worker, keep up to 64 MiB of freed memory, unless the user has set thresholds.
 
-    Call this in workers. By default, glibc gives memory back to the system at each batch, and takes it again
-    for the next: a page fault for each 4 KiB of each image, which is up to a tenth of a worker's time.
-    Whether it does so depends on what else lies on the heap. On other systems the function does nothing.
+    By default, glibc may give memory back to the system at each batch, and take it again for the next: page
+    faults, which are up to a tenth of a worker's time. On other systems the function does nothing.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     names = ("trim_threshold", "mmap_threshold", "top_pad")

@@ -39,8 +39,8 @@ def choose_start_method(asked: str | None, values: Any) -> str:
     """Return the method by which workers start that are made of some values.
 
     The user's choice comes first, then one of ``multiprocessing.set_start_method`` that is not the default.
-    Otherwise workers fork if no client of the parent crosses the fork, and come from a fork server if one
-    does. Where the program does not allow a fork server, they fork, and a warning says why.
+    Else workers fork, or come from a fork server if a client of the parent would cross the fork. Where the
+    program does not allow a fork server, they fork, and a warning says why.
     """
     chosen = _choose(asked, values)
     if chosen == "forkserver":

@@ -53,8 +53,7 @@ _FOR_MAIN = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR2") 
 """Signals that reach the whole process group, and are for the main process.
 
 Slurm, Kubernetes and terminals signal all processes. The main process then saves and ends, and needs workers
-that go on until it closes them. A forked worker has inherited the handlers of the program, which must not
-run twice.
+that go on until it closes them. The program's handlers, which a forked worker inherits, must not run twice.
 """
 _HELD = [signal.SIGINT, *_FOR_MAIN, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
 
@@ -73,13 +72,9 @@ def signals_held() -> Iterator[None]:
 
 
 def _leave_signals_to_main() -> None:
-    """Ignore signals to the whole group in this process, a worker. SIGKILL ends it.
-
-    A function that does nothing handles them rather than ``SIG_IGN``, which programs that the worker starts
-    would inherit.
-    """
+    """Ignore signals to the whole group in this process, a worker. SIGKILL ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in _FOR_MAIN:
+    for number in _FOR_MAIN:  # programs that the worker starts would inherit SIG_IGN
         signal.signal(number, lambda _number, _frame: None)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
@@ -92,10 +87,7 @@ def run_worker(
     options: LoaderOptions,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Produce the elements of a position's streams until the parent goes away.
-
-    ``environment`` replaces that of the process, unless it is None.
-    """
+    """Produce the elements of a position's streams until the parent goes away, in another environment."""
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)

@@ -111,12 +111,7 @@ class LoaderWorker:
         return self._before + self._report
 
     def step(self, stream: int) -> Step:
-        """Return the next step, which is one of ``stream``.
-
-        Raises:
-            WorkerError: The worker died or hangs, and no other may take over.
-            BaseException: The error that ended the worker.
-        """
+        """Return the next step, which is one of ``stream``; raise what ended the worker, or WorkerError."""
         if self._awaits_answer:
             self._awaits_answer = False
             self._receiver.acknowledge()
@@ -132,10 +127,8 @@ class LoaderWorker:
                 f"worker {self._number} sent {step!r:.100} where a batch of stream {stream} was expected",
                 hint="please report this as a bug",
             )
-        if step.ended:
-            # The worker waits for the acknowledgement: it must not read the next pass unasked.
-            self._awaits_answer = True
-        else:
+        self._awaits_answer = step.ended  # the worker waits for it: it must not read the next pass unasked
+        if not step.ended:
             self._receiver.acknowledge()
         self._position.next_stream()
         self._position = self._position.after(step)
@@ -269,8 +262,7 @@ class LoaderWorker:
 
 
 class Workers:
-    """Runs the streams in worker processes; the step of a stream comes from the worker that owns the
-    stream."""
+    """Runs the streams in worker processes, each of which owns some."""
 
     def __init__(
         self, dataset: SavableDataset[Any], position: LoaderPosition, options: LoaderOptions

@@ -60,7 +60,6 @@ class BatchMaker(Wrapper[T_co]):
         return Item(batch, (self.kind, call, tuple([item.key for item in items])))
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
-        """Make the elements again, all at once, and batch them with the counters in the keys."""
         self.check_keys(keys, several=True)
         items = iter(self.dataset.restore_many([inner for key in keys for inner in key[2]], context))
         restored = []
@@ -73,10 +72,7 @@ class BatchMaker(Wrapper[T_co]):
 
 
 class _BatchNode(WrapperNode):
-    """State: ``in``, ``n`` (calls), ``end`` (the inner pass is over, ``END`` is still due).
-
-    Between two batches the node holds no samples.
-    """
+    """State: ``in``, ``n`` (calls), ``end`` (the inner pass is over, ``END`` is still due)."""
 
     def __init__(self, dataset: BatchDataset[Any], context: Context, state: State | None) -> None:
         self._dataset = dataset
@@ -121,8 +117,7 @@ class BatchDataset(BatchMaker[T_co]):
         batch_size: Elements of a batch, 1 or more.
         batcher: Makes a batch of a list of elements.
         batcher_stateless: True if the batcher's result depends on its argument (and the seeds) only.
-        batcher_config: Describes the function in plain values (a dict, or a function that returns it), so
-            that a state of another function is refused. None for nothing.
+        batcher_config: A dict that describes it, or a function that returns one; states must match it.
         drop_last: Drop the last batch of a pass if it is not full.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
         worker_config: Must agree with the inner dataset's, if given.
@@ -158,12 +153,10 @@ class BatchDataset(BatchMaker[T_co]):
         self.batch_size = batch_size
 
     def len_stream(self, stream: int) -> int | None:
-        """Return the batches of one pass."""
         samples = self.dataset.len_stream(stream)
         if samples is None:
             return None
         return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
 
     def nominal_length(self) -> int:
-        """Return the batches of one pass over the repeated data."""
         return max(1, -(-self.dataset.nominal_length() // self.batch_size))

@@ -1,13 +1,9 @@
 """Datasets that users compose, and the base classes of operators.
 
-A *dataset* is a description: the user builds it, it has no position, and it may be sent to other processes.
-A *node* runs one stream of a dataset: ``next()`` returns an item or ``END``, ``state()`` returns its
-position.
+A *dataset* is a description, without a position. A *node* runs one stream of it.
 
-To write an operator on one dataset, derive from :class:`Wrapper` and set ``kind`` and ``node_type``; on
-several datasets, derive from :class:`MultiInput`.
-:class:`~energon_stream.pipeline.shuffle_buffer.ShuffleBufferDataset` is a short example. Then run
-``energon_stream.testing.operator_suite.assert_exact_resume`` on it.
+To write an operator, derive from :class:`Wrapper` or :class:`MultiInput`, and set ``kind`` and ``node_type``;
+``ShuffleBufferDataset`` is a short example. Then run ``testing.operator_suite.assert_exact_resume`` on it.
 """
 
 from __future__ import annotations
@@ -162,11 +158,7 @@ class SavableDataset(ABC, Generic[T_co]):
         return self.len_rank()
 
     def __getitem__(self, index: Any) -> NoReturn:
-        """Refuse to be indexed, which ``torch.utils.data.DataLoader`` does.
-
-        Raises:
-            ConfigError: Always. Its hint names the loaders to use instead.
-        """
+        """Raise a ConfigError that names the loaders to use; ``torch.utils.data.DataLoader`` would index."""
         raise ConfigError(
             f"{type(self).__name__} is a stream of batches and cannot be indexed (here with {index!r:.40}); "
             "a torch DataLoader would do that",
@@ -215,7 +207,6 @@ class Operator(SavableDataset[T_co]):
     """Describes the operator's function in ``config()``, so that a state of another function is refused."""
 
     def make_node(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream."""
         node: Node = self.node_type(self, context, state)
         return node
 
@@ -232,19 +223,10 @@ class Operator(SavableDataset[T_co]):
         }
 
     def can_restore_sample(self) -> bool:
-        """Return True if the operator's functions, and all before them, are stateless."""
         return self.stateless and super().can_restore_sample()
 
     def check_keys(self, keys: Sequence[RestoreKey], *, several: bool = False) -> None:
-        """Check that all keys are of this operator.
-
-        Args:
-            keys: The keys.
-            several: Whether the third entry has several keys, and not one.
-
-        Raises:
-            StateMismatchError: Some key was made by another operator, or is no key.
-        """
+        """Raise StateMismatchError unless all keys (of one or ``several`` elements) are of this operator."""
         for key in keys:
             if not isinstance(key, (list, tuple)) or len(key) < 2 or key[0] != self.kind:
                 raise foreign_key(self, key)
@@ -254,56 +236,35 @@ class Operator(SavableDataset[T_co]):
                 raise foreign_key(self, key)
 
     def drawing(self) -> Drawing:
-        """Return the pipeline as boxes, with the options of each."""
         options = tuple(f"{name}={value}" for name, value in self.options().items())
         return replace(super().drawing(), details=options)
 
 
 class Wrapper(Operator[T_co]):
-    """Base of operators on one dataset. By default, elements pass one by one, with the keys they have.
-
-    Args:
-        dataset: The inner dataset.
-        worker_config: Must agree with the inner dataset's, if given.
-    """
-
-    dataset: SavableDataset[Any]
-    """The inner dataset."""
+    """Base of operators on one dataset. By default, elements pass one by one, with the keys they have."""
 
     def __init__(self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None) -> None:
-        self.dataset = dataset
+        self.dataset: SavableDataset[Any] = dataset
         self.inputs: tuple[SavableDataset[Any], ...] = (dataset,)
         self.worker_config: WorkerConfig = common_config(self.inputs, worker_config)
 
     def len_stream(self, stream: int) -> int | None:
-        """Return the inner dataset's length."""
         return self.dataset.len_stream(stream)
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
-        """Have the inner dataset make the elements again."""
         return self.dataset.restore_many(keys, context)
 
     def config(self) -> dict[str, Any]:
-        """Describe this operator and its inner dataset."""
         described = self.function_config() if callable(self.function_config) else self.function_config
         of_function = {} if described is None else {"function_config": dict(described)}
-        return {
-            "type": type(self).__name__,
-            **self.options(),
-            **of_function,
-            "dataset": self.dataset.config(),
-        }
+        inner = self.dataset.config()
+        return {"type": type(self).__name__, **self.options(), **of_function, "dataset": inner}
 
 
 class MultiInput(Operator[T_co]):
     """Base of operators on several datasets, each element of which comes from one of them.
 
-    A node of it builds inner node ``n`` with ``context.child(n)``, and its state has a list of all inner
-    states.
-
-    Args:
-        datasets: The inner datasets.
-        worker_config: Must agree with the inner datasets', if given.
+    A node of it builds inner node ``n`` with ``context.child(n)``, and its state lists all inner states.
     """
 
     def __init__(
@@ -313,28 +274,22 @@ class MultiInput(Operator[T_co]):
         self.worker_config: WorkerConfig = common_config(self.inputs, worker_config)
 
     def inner_states(self, state: State) -> list[State]:
-        """Return the states of the inner nodes; None for a node that has not begun."""
         return list(state[INNER_STATE])
 
     def with_inner_states(self, state: State, inner: Sequence[State]) -> State:
-        """Return a node's state with other states of the inner nodes."""
         return {**state, INNER_STATE: list(inner)}
 
     def input_path(self, path: str, number: int) -> str:
-        """Return the path of ``Context.child(number)``."""
         return f"{path}/{number}"
 
     def len_stream(self, stream: int) -> int | None:
-        """Return the elements of all inner datasets together."""
         lengths = [dataset.len_stream(stream) for dataset in self.inputs]
         return None if None in lengths else sum(length for length in lengths if length is not None)
 
     def nominal_length(self) -> int:
-        """Return the nominal elements of all inner datasets together."""
         return sum(dataset.nominal_length() for dataset in self.inputs)
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
-        """Make the elements of each inner dataset again, with one call for each."""
         self.check_keys(keys)
         found: dict[int, Item] = {}
         for number, dataset in enumerate(self.inputs):
@@ -352,7 +307,6 @@ class MultiInput(Operator[T_co]):
         return Item(item.value, (self.kind, number, item.key))
 
     def config(self) -> dict[str, Any]:
-        """Describe this operator and its inner datasets."""
         datasets = [dataset.config() for dataset in self.inputs]
         return {"type": type(self).__name__, **self.options(), "datasets": datasets}
 
@@ -387,11 +341,7 @@ def foreign_key(dataset: SavableDataset[Any], key: RestoreKey) -> StateMismatchE
 
 
 def common_config(datasets: Sequence[SavableDataset[Any]], given: WorkerConfig | None) -> WorkerConfig:
-    """Return the one configuration of several datasets.
-
-    Raises:
-        ConfigError: The configurations differ, or there is no dataset.
-    """
+    """Return the one configuration of all datasets; raise ConfigError if theirs differ, or there are none."""
     if not datasets:
         raise ConfigError("an operator needs at least one dataset", hint="pass the datasets to combine")
     found = given or datasets[0].worker_config

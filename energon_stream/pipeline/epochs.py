@@ -31,10 +31,7 @@ Ends: TypeAlias = Literal["uneven", "drop", "pad"]
 
 
 def share_of_stream(begin: int, end: int, num_streams: int, stream: int) -> int:
-    """Count the elements of a stream among elements ``begin`` to ``end`` of the job.
-
-    Element k of the job is of stream ``k % num_streams``.
-    """
+    """Count elements ``begin`` to ``end`` of the job that are a stream's; k is of ``k % num_streams``."""
     return (end - stream + num_streams - 1) // num_streams - (begin - stream + num_streams - 1) // num_streams
 
 
@@ -152,11 +149,9 @@ class EpochizeDataset(_Bounded[T_co]):
 
     @property
     def pass_length(self) -> int:
-        """Elements of an epoch of the whole job."""
         return self.global_length
 
     def len_stream(self, stream: int) -> int | None:
-        """Return the stream's share of the first epoch."""
         return self.share(stream, 0)
 
 
@@ -200,16 +195,12 @@ class LimitDataset(_Bounded[T_co]):
         self.restart = reset_after_epoch
 
     def len_stream(self, stream: int) -> int | None:
-        """Return the smaller of the limit's share and the inner length."""
         share, inner = self.share(stream, 0), self.dataset.len_stream(stream)
         return share if inner is None else min(share, inner)
 
 
 class _EvenNode(WrapperNode):
-    """State: ``in``, ``at`` (elements of this pass), ``last`` (key of the last), ``end`` (inner pass over).
-
-    A repeated element is made again from its key, because the receiver may have changed the one that it got.
-    """
+    """State: ``in``, ``at`` (elements of the pass), ``last`` (key of the last), ``end`` (inner pass over)."""
 
     def __init__(self, dataset: EvenDataset[Any], context: Context, state: State | None) -> None:
         saved = read_state(state, {"in": None, "at": 0, "last": None, "end": False}, dataset, context)
@@ -259,6 +250,7 @@ class _EvenNode(WrapperNode):
                 hint="use fewer ranks and workers, or skip fewer samples",
             )
         self._dataset.dataset.assert_can_restore()
+        # From its key, because the receiver may have changed the one that it got.
         return self._dataset.dataset.restore_many([self._last], self._context)[0]
 
     def state(self) -> State:
@@ -322,15 +314,11 @@ class EvenDataset(Wrapper[T_co]):
             dataset.assert_can_restore()
 
     def len_stream(self, stream: int) -> int | None:
-        """Return the length that all streams have."""
         return self.length
 
 
 def with_ends(dataset: SavableDataset[Any], ends: Ends, *, even: bool) -> SavableDataset[Any]:
-    """Add an :class:`EvenDataset` if ``ends`` asks for one.
-
-    Raises ConfigError if ``ends`` is an unknown word, or the dataset cannot end so.
-    """
+    """Add an :class:`EvenDataset` if ``ends`` asks for one. Raises ConfigError for an unknown word."""
     if ends not in get_args(Ends):
         raise ConfigError(f"ends is {ends!r}", hint=f"use one of {', '.join(get_args(Ends))}")
     return dataset if ends == "uneven" or even else EvenDataset(dataset, ends)

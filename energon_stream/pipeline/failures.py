@@ -81,14 +81,8 @@ def first_of(values: Any) -> Any:
 class FailureGuard:
     """Calls a user's function on samples, counts failures in a row, and calls the job's handler.
 
-    Args:
-        name: The function that may fail, for messages.
-        context: Where its node runs; hooks see its configuration and stream, and it has the error handler.
-        tolerance: Failures in a row that end the run; 0 tolerates any number.
-        describe: Makes the sample that handlers see from the value that the function was called with.
-
-    Attributes:
-        active: What hooks see during a call; it keeps the counters of the last one.
+    ``tolerance`` failures in a row end the run; 0 tolerates any number. ``describe`` makes the sample that
+    handlers see from the value that the function was called with.
     """
 
     def __init__(
@@ -99,7 +93,7 @@ class FailureGuard:
         self._tolerance = tolerance
         self._describe = describe
         self._wraps_fatal = context.config.conventions == "energon"
-        self.active = context.config.activate(context.stream)
+        self.active = context.config.activate(context.stream)  # as hooks see it; keeps the last counters
         seconds = context.config.sample_timeout
         self._limit = None if seconds is None else TimeLimit(seconds)
         self._run: Callable[..., Any] = self.limited(self.active.run)
@@ -113,11 +107,7 @@ class FailureGuard:
         """Return ``function(value)``, or ``SKIPPED`` if it raises ``SkipSample`` or a tolerated error.
 
         Hooks see ``number``, the counter of the function's calls, from which seeds follow; and ``batch``, the
-        counter of batches where the function makes one.
-
-        Raises:
-            FatalSampleError: Too many failures in a row.
-            Exception: The function's error, where it is not about this sample or the handler raises.
+        counter of batches where the function makes one. Raises as :meth:`failed`.
         """
         try:
             result = self._run(function, value, number, batch)
@@ -133,9 +123,7 @@ class FailureGuard:
     def failed(self, error: Exception, sample: Any) -> None:
         """Handle an error; returns if the sample is to be skipped.
 
-        Raises:
-            FatalSampleError: Too many failures in a row.
-            Exception: The error itself, where it is not about this sample or the handler raises.
+        Raises FatalSampleError after too many in a row, and the error itself if it is not about this sample.
         """
         if isinstance(error, SampleTimeoutError):
             late, error = error, SampleTimeoutError.from_sample(sample, f"{self.name}: {error.what}")
@@ -161,14 +149,7 @@ class FailureGuard:
 
 
 def running_call(frame: FrameType | None) -> tuple[str, Any] | None:
-    """Find the user's function that a thread runs, and the sample that it was called with.
-
-    Args:
-        frame: The innermost frame of the thread.
-
-    Returns:
-        The function's name, and the sample as handlers would see it; None if no guard calls a function.
-    """
+    """Return the name of the user's function that a thread's frame runs, and its sample; None if none."""
     while frame is not None:
         if frame.f_code is FailureGuard.call.__code__:
             guard, value = frame.f_locals["self"], frame.f_locals["value"]

@@ -63,7 +63,6 @@ class PassThrough(Wrapper[T_co]):
 
     @property
     def pass_length(self) -> int:
-        """The inner dataset's: elements pass one by one."""
         return self.dataset.pass_length
 
     def look(self, value: Any, number: int) -> bool:
@@ -79,8 +78,7 @@ class FilterDataset(PassThrough[T_co]):
     Args:
         dataset: The inner dataset.
         filter_fn: Returns True for the elements to keep.
-        filter_fn_config: Describes the function in plain values (a dict, or a function that returns it), so
-            that a state of another function is refused. None for nothing.
+        filter_fn_config: A dict that describes it, or a function that returns one; states must match it.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
         worker_config: Must agree with the inner dataset's, if given.
 
@@ -109,7 +107,6 @@ class FilterDataset(PassThrough[T_co]):
         self.failure_tolerance = failure_tolerance
 
     def look(self, value: Any, number: int) -> bool:
-        """Call the function."""
         return bool(self.filter_fn(value))
 
 
@@ -146,7 +143,6 @@ class GcDataset(PassThrough[T_co]):
         self.freeze = freeze
 
     def make_node(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream."""
         node = super().make_node(context, state)
         if self.freeze:
             gc.collect()
@@ -154,7 +150,6 @@ class GcDataset(PassThrough[T_co]):
         return node
 
     def look(self, value: Any, number: int) -> bool:
-        """Collect if it is time."""
         if (number + 1) % self.every_n_iter == 0:
             gc.collect()
         return True
@@ -195,7 +190,6 @@ class LogSampleDataset(PassThrough[T_co]):
         self.get_keys_fn = get_keys_fn
 
     def look(self, value: Any, number: int) -> bool:
-        """Log the element's keys."""
         config = self.worker_config
         if config.worker_debug_path is None or config.should_log(1):
             found = None if self.get_keys_fn is None else self.get_keys_fn(value)
@@ -206,8 +200,7 @@ class LogSampleDataset(PassThrough[T_co]):
 class _IterMapNode(WrapperNode):
     """State: ``in`` (inner state at the start of the pass) and ``n`` (elements returned since).
 
-    The state of a stream function between two elements is out of reach. So a restore runs the function again
-    from the start of the pass, and drops the elements that were returned before.
+    The state of a function on a stream is out of reach: a restore runs it again, and drops ``n`` elements.
     """
 
     def __init__(self, dataset: IterMapDataset[Any], context: Context, state: State | None) -> None:
@@ -293,7 +286,6 @@ class IterMapDataset(Wrapper[T_co]):
         self.function_config = iter_map_fn_config
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
-        """Make the elements that the function took again, and call it with them."""
         self.check_keys(keys, several=True)
         if any(len(key) < 4 for key in keys):
             raise foreign_key(self, next(key for key in keys if len(key) < 4))
@@ -309,6 +301,5 @@ class IterMapDataset(Wrapper[T_co]):
         return restored
 
     def len_stream(self, stream: int) -> int | None:
-        """Return the inner length through ``len_map_fn``."""
         length = self.dataset.len_stream(stream)
         return length if length is None or self.len_map_fn is None else self.len_map_fn(length)

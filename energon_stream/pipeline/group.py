@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.batching import BatchMaker
-from energon_stream.pipeline.dataset import (
-    FunctionConfig,
-    SavableDataset,
-    T,
-    T_co,
-    function_name,
-)
+from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, T, T_co, function_name
 from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode, read_state
 from energon_stream.schedule.saved import damaged
@@ -23,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class _GroupNode(WrapperNode):
-    """State: ``in``, ``n`` (batches made), ``held`` (keys in order of arrival), ``end``.
-
-    The groups themselves are not saved: a restore calls the criterion again.
-    """
+    """State: ``in``, ``n`` (batches made), ``held`` (keys in order of arrival, grouped anew), ``end``."""
 
     def __init__(self, dataset: GroupBatchDataset[Any], context: Context, state: State | None) -> None:
         saved = read_state(state, {"in": None, "n": 0, "held": [], "end": False}, dataset, context)
@@ -114,8 +105,7 @@ class GroupBatchDataset(BatchMaker[T_co]):
         sample_group_key: Returns an element's group as ``(key, batch size or None)``.
         batcher: Makes a batch of a list of elements.
         batcher_stateless: True if the batcher's result depends on its argument (and the seeds) only.
-        batcher_config: Describes the function in plain values (a dict, or a function that returns it), so
-            that a state of another function is refused. None for nothing.
+        batcher_config: A dict that describes it, or a function that returns one; states must match it.
         drop_last: Drop the groups that are not full at the end of a pass.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
         worker_config: Must agree with the inner dataset's, if given.
@@ -153,11 +143,7 @@ class GroupBatchDataset(BatchMaker[T_co]):
         self.batch_size = fixed_batch_size
 
     def group_of(self, value: Any) -> tuple[Hashable, int]:
-        """Return the key and the batch size of an element's group.
-
-        Raises:
-            ConfigError: The batch size is given twice or not at all.
-        """
+        """Return an element's group and its size. Raises ConfigError if that is given twice or not at all."""
         key, size = self.criterion(value)
         if (size is None) == (self.batch_size is None):
             raise ConfigError(
@@ -174,5 +160,4 @@ class GroupBatchDataset(BatchMaker[T_co]):
         return -(-samples // self.batch_size)
 
     def nominal_length(self) -> int:
-        """Estimate the batches of one pass over the repeated data."""
         return max(1, self.dataset.nominal_length() // (self.batch_size or 1))

@@ -80,14 +80,13 @@ def key_of(raw: RawSample, leaf: Leaf) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DatasetLeaf:
-    """One prepared dataset of a plan."""
+    """One prepared dataset of a plan; a :class:`Leaf`."""
 
-    index: DatasetIndex  # the opened dataset
+    index: DatasetIndex
     builder: SampleBuilder  # makes its samples
-    subflavors: dict[str, Any] | None = None  # subflavors of each sample
-    # Stores of auxiliary data, from which cookers complete crude samples.
+    subflavors: dict[str, Any] | None = None
     stores: AuxStores = field(default_factory=AuxStores)
-    plain_keys: bool = False  # whether the keys of the samples have no shard
+    plain_keys: bool = False
     dataset_path: str = field(init=False)  # URL in the sources of the samples, without credentials
 
     def __post_init__(self) -> None:
@@ -95,12 +94,10 @@ class DatasetLeaf:
 
     @property
     def is_crude(self) -> bool:
-        """True if all samples are crude."""
         return self.builder.is_crude
 
     @property
     def selection(self) -> PartSelection | None:
-        """Parts to read; None for all."""
         return self.builder.selection
 
     def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
@@ -129,11 +126,9 @@ def draw_plan(plan: Plan, datasets: Sequence[Leaf]) -> Drawing:
         return Drawing(f"{index.spec.url} [{index.split_part}]")
     if isinstance(plan, RepeatPlan):
         box = draw_plan(plan.child, datasets)
-        return (
-            box
-            if plan.repeats is None
-            else replace(box, title=f"{plan.repeats:g} x {box.title or 'mixture'}")
-        )
+        if plan.repeats is None:
+            return box
+        return replace(box, title=f"{plan.repeats:g} x {box.title or 'mixture'}")
     inner = tuple(draw_plan(child, datasets) for child in plan.children[:SHOWN])
     if isinstance(plan, BlendPlan):
         inner = tuple(box.labelled(f"{weight:g}") for box, weight in zip(inner, plan.weights, strict=False))

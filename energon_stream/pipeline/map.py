@@ -53,8 +53,6 @@ def call_again(
 
     The key's entries after the third are the place in the generator (None unless the function is one), the
     batch index at the call, and that at the place.
-
-    Raises StateMismatchError if the generator returns fewer elements.
     """
     place, first, last = (*key[3:], None, None, None)[:3]
     activate = context.config.activate
@@ -73,13 +71,8 @@ def call_again(
 class RunningGenerator:
     """A generator that a user's function returned, in the middle of its elements.
 
-    Args:
-        generator: The generator.
-        guard: The guard of the function.
-        key: Key of the element, whose second entry is the counter of the call; for each element, its place
-            and the batch indices are added.
-        batch: The batch index at the call.
-        sample: The sample that handlers see if the generator fails.
+    The second entry of ``key`` is the counter of the call; each element adds its place and batch indices.
+    ``batch`` is the index at the call. ``sample`` is what handlers see if the generator fails.
     """
 
     def __init__(
@@ -92,22 +85,16 @@ class RunningGenerator:
         self.batch = batch
         self.place: int = 0  # number of elements that were returned
 
-    def _advance(self, _: Any) -> Any:
-        return next(self._generator, SKIPPED)
-
     def next(self) -> Item | None:
         """Return the next element; None at the end, or where the generator failed or skipped the rest."""
-        made = self._guard.call(self._advance, self._sample, self.key[1])
+        made = self._guard.call(lambda _: next(self._generator, SKIPPED), self._sample, self.key[1])
         if made is SKIPPED:
             return None
         self.place += 1
         return Item(made, (*self.key, self.place - 1, self.batch, self._guard.active.batch_index))
 
     def skip(self, number: int) -> RunningGenerator:
-        """Leave out the first elements, which were returned before the state was saved.
-
-        Raises StateError if it has fewer elements.
-        """
+        """Leave out the elements that were returned before the state was saved; raise StateError if fewer."""
         if not isinstance(self._generator, GeneratorType) or not is_count(number):
             raise damaged(f"element {shown(number)} of {shown(self._generator)}")
         while self.place < number:
@@ -119,9 +106,8 @@ class RunningGenerator:
 class _AheadNode(WrapperNode):
     """Takes elements in waves, shows each wave to a function, and returns them in order.
 
-    While one wave is consumed, what the function began for the next one goes on. The state is that of the
-    inner node after the last element that was returned: a restored node takes the others again. It stops at
-    the end of a pass, and at an error, which is raised in its turn.
+    The state is that of the inner node after the last element that was returned: a restored node takes the
+    others again. A wave stops at the end of a pass, and at an error, which is raised in its turn.
     """
 
     def __init__(self, inner: Node, show: Callable[[Sequence[Any]], None]) -> None:
@@ -234,8 +220,7 @@ class MapDataset(Wrapper[T_co]):
         dataset: The inner dataset.
         fn: The function; also accepted by its older name ``map_fn``.
         stateless_map_fn: True if the function's result depends on its argument (and the seeds) only.
-        map_fn_config: Describes the function in plain values (a dict, or a function that returns it), so
-            that a state of another function is refused. None for nothing.
+        map_fn_config: A dict that describes it, or a function that returns one; states must match it.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
         ahead: Called with elements some time before ``fn`` is, in order, to begin to fetch what ``fn`` will
             need. It changes no result, and no state.
@@ -296,11 +281,9 @@ class MapDataset(Wrapper[T_co]):
 
     @property
     def pass_length(self) -> int:
-        """The inner dataset's: elements pass one by one."""
         return self.dataset.pass_length
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
-        """Make the inner elements again and apply the function with the counters in the keys."""
         self.check_keys(keys)
         inner_items = self.dataset.restore_many([key[2] for key in keys], context)
         restored = []

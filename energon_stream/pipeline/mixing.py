@@ -166,7 +166,6 @@ class BlendDataset(MultiInput[T_co]):
         return alive[-1][0]
 
     def drawing(self) -> Drawing:
-        """Return the pipeline as boxes, with the weight of each inner dataset."""
         weighted = zip(self._inner_boxes(), self.weights, strict=False)  # the boxes are the first ones
         inner = tuple(box.labelled(f"{weight:g}") for box, weight in weighted)
         return replace(super().drawing(), details=(), inner=inner)
@@ -278,11 +277,7 @@ class RepeatDataset(Wrapper[T_co]):
         self.restart = restart
 
     def part_of_last_pass(self, stream: int) -> int:
-        """Return the elements of the last, fractional pass of a stream; 0 if there is none.
-
-        Raises:
-            ConfigError: ``repeats`` has a fraction, but a pass has no known length.
-        """
+        """Return the elements of the last, fractional pass of a stream; 0 if there is none."""
         fraction = 0.0 if self.repeats is None else self.repeats - math.floor(self.repeats)
         if not fraction:
             return 0
@@ -294,7 +289,6 @@ class RepeatDataset(Wrapper[T_co]):
         return math.floor(length * fraction)
 
     def len_stream(self, stream: int) -> int | None:
-        """Return the elements of all passes."""
         length = self.dataset.len_stream(stream)
         if length is None or self.repeats is None:
             return 0 if length == 0 else None

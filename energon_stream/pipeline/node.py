@@ -21,14 +21,11 @@ State = Any
 INNER_STATE: Final = "in"
 """Key of a node's state that holds the state of its inner node, or a list with the state of each inner node.
 
-``SavableDataset.inner_states`` reads it. A run that continues on a dataset that grew
-(``on_change="continue"``) finds the readers' states by it.
+A run that continues on a dataset that grew (``on_change="continue"``) finds the readers' states by it.
 """
 
 RestoreKey = tuple[Any, ...]
-"""Key from which an element can be made again: operator, counters of its calls, and the keys of the elements
-that it was made of.
-"""
+"""Makes an element again: operator, counters of its calls, and the keys of the elements it was made of."""
 
 
 class End:
@@ -84,10 +81,7 @@ class Node(Protocol):
         """Return the next item, or ``END``. The call after ``END`` begins the next pass."""
 
     def state(self) -> State:
-        """Return the position after the last item, in plain values; never None, which stands for the start.
-
-        A node with inner nodes returns a dict with their states at :data:`INNER_STATE`.
-        """
+        """Return the position after the last item, in plain values; never None: that is the start."""
 
     def close(self) -> None:
         """Release readers and buffers, and close the inner nodes."""
@@ -96,15 +90,9 @@ class Node(Protocol):
 def read_state(state: State | None, start: dict[str, Any], dataset: object, context: Context) -> Any:
     """Return the fields of a node's state, checked; those of the start if there is no state.
 
-    Args:
-        state: The state, of which nothing is trusted.
-        start: The fields at the start. A state has the same ones: flags, counters and lists where these are,
-            and lists as long as these unless they are empty. None stands for an optional list, and at
-            :data:`INNER_STATE` for a state that the inner node has at all other times.
-        dataset: The dataset of the node, for errors.
-        context: Where the node runs, for errors.
-
-    Raises StateError if the state is damaged.
+    A state has the fields of ``start``: flags, counters and lists where these are, and lists as long as these
+    unless they are empty. None stands for an optional list, and at :data:`INNER_STATE` for a state that the
+    inner node has at all other times. Raises StateError if the state, which is not trusted, is damaged.
     """
     if state is None:
         return start

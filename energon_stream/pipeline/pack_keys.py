@@ -46,10 +46,8 @@ def piece_key(key: RestoreKey, piece: PackPiece) -> RestoreKey:
 
 
 def piece_of(key: Any) -> PackPiece | None:
-    """Return the piece that an element was made of; None if it is of no planned pack.
-
-    The third entry of an operator's key is the key of the element that it was made of.
-    """
+    """Return the piece that an element was made of; None if it is of no planned pack."""
+    # The third entry of an operator's key is the key of the element that it was made of.
     while isinstance(key, (list, tuple)) and len(key) > 2 and isinstance(key[2], (list, tuple)):
         if key[0] == PIECE:
             return PackPiece(key[1], *key[3:7])

@@ -37,12 +37,7 @@ def as_key(value: Any) -> Any:
 class PackNode(WrapperNode):
     """Base of the nodes that make packs. States have ``in``, ``open`` (a running generator) and ``end``.
 
-    Args:
-        dataset: The operator.
-        context: Where the node runs.
-        saved: Fields of the node's state.
-        packs: Packs that were made.
-        encodings: Samples that were encoded.
+    ``packs`` were made before, of as many samples as ``encodings``.
     """
 
     def __init__(
@@ -127,11 +122,7 @@ class PackMaker(Wrapper[T_co]):
     """Failures in a row that end the run: at the end, those of the final packer and of the encoder."""
 
     def encode(self, value: Any) -> Any:
-        """Apply the sample encoder.
-
-        Raises:
-            ConfigError: The encoder is a generator.
-        """
+        """Apply the sample encoder. Raises ConfigError if it is a generator."""
         encoded = value if self.sample_encoder is None else self.sample_encoder(value)
         if isgenerator(encoded):
             raise ConfigError(
@@ -154,7 +145,6 @@ class PackMaker(Wrapper[T_co]):
         return self.as_pack(encoded, items)
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
-        """Make packs again."""
         self.check_keys(keys, several=True)
         restored = []
         for key in keys:
@@ -166,8 +156,7 @@ class PackMaker(Wrapper[T_co]):
 class _PackingNode(PackNode):
     """State: ``in``, ``n`` (packs, selections, encodings made), ``groups`` (keys), ``open``, ``end``.
 
-    The buffer is filled only when no group is left. So between two packs the node holds only the groups that
-    were selected and are not packed yet.
+    The buffer is filled only when no group is left, so that only groups are held between two packs.
     """
 
     def __init__(self, dataset: PackingDataset[Any], context: Context, state: State | None) -> None:
@@ -210,18 +199,15 @@ class _PackingNode(PackNode):
         groups = self._selector.call(self._dataset.select, items, call)
         if groups is not SKIPPED:
             self._groups.extend(groups)
-            self._count_left_out(len(items) - sum(map(len, groups)), len(items))
-
-    def _count_left_out(self, number: int, of: int) -> None:
-        """Count samples that the selection left out, and log the first of them."""
-        if number and not self._left_out:
-            _log.warning(
-                "%s left out %d of %d samples; samples in no group are dropped",
-                function_name(self._dataset.pre_packer),
-                number,
-                of,
-            )
-        self._left_out += number
+            left_out = len(items) - sum(map(len, groups))
+            if left_out and not self._left_out:
+                _log.warning(
+                    "%s left out %d of %d samples; samples in no group are dropped",
+                    self._selector.name,
+                    left_out,
+                    len(items),
+                )
+            self._left_out += left_out
 
     def state(self) -> State:
         return {
@@ -232,7 +218,7 @@ class _PackingNode(PackNode):
 
     def close(self) -> None:
         if self._left_out:
-            _log.info("%s left out %d samples", function_name(self._dataset.pre_packer), self._left_out)
+            _log.info("%s left out %d samples", self._selector.name, self._left_out)
         self._groups.clear()
         super().close()
 
@@ -250,8 +236,7 @@ class PackingDataset(PackMaker[T_co]):
         sample_encoder: Applied to each element of a group before ``final_packer``; None for nothing.
         sample_encoder_stateless: True if its result depends on its argument (and the seeds) only.
         stateless: True for both of the functions.
-        packer_config: Describes the function in plain values (a dict, or a function that returns it), so
-            that a state of another function is refused. None for nothing.
+        packer_config: A dict that describes it, or a function that returns one; states must match it.
         pre_packer_failure_tolerance: Failures of ``pre_packer`` in a row that end the run; 0 tolerates any
             number. None takes ``failure_tolerance``.
         final_packer_failure_tolerance: The same for ``final_packer``.
@@ -309,11 +294,7 @@ class PackingDataset(PackMaker[T_co]):
         self.tolerances = tuple(failure_tolerance if own is None else own for own in of_each)
 
     def select(self, items: list[Item]) -> list[list[Item]]:
-        """Call ``pre_packer`` and check its groups.
-
-        Raises:
-            ConfigError: ``pre_packer`` repeated or made up elements.
-        """
+        """Call ``pre_packer``. Raises ConfigError if it repeated or made up elements."""
         groups = self.pre_packer([item.value for item in items])
         found = Counter(id(value) for group in groups for value in group)
         wanted = {id(item.value): item for item in items}

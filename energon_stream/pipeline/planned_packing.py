@@ -61,8 +61,7 @@ class PlannedPack(list[Any]):
 class _PlannedPackingNode(PackNode):
     """State: ``in``, ``n`` (packs, encodings made), ``held`` (key), ``open``, ``end``.
 
-    Between two packs no sample is held, unless the last one of a pack was left out: then the first of the
-    next pack told so.
+    A sample is held only where the last one of a pack was left out, which the first of the next pack told.
     """
 
     def __init__(self, dataset: PlannedPackingDataset, context: Context, state: State | None) -> None:
@@ -173,7 +172,7 @@ class PlannedPackingDataset(PackMaker[Any]):
         return None if counted is None else counted[0]
 
     def as_pack(self, encoded: list[Any], items: Sequence[Item]) -> PlannedPack:
-        """Return the encoded samples with their places in the pack, which their keys have."""
+        """Return the samples with their places in the pack, which their keys have."""
         pieces = [piece_of(item.key) for item in items]
         if None in pieces:
             raise damaged("a sample of a pack is of no planned pack")

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 import numpy as np
 
 from energon_stream.drawing import Drawing
-from energon_stream.errors import (
-    EmptyStreamError,
-    SkipSample,
-    StateMismatchError,
-    StorageError,
-)
+from energon_stream.errors import EmptyStreamError, SkipSample, StateMismatchError, StorageError
 from energon_stream.fork import PerProcess
 from energon_stream.index.dataset import identity
 from energon_stream.index.entries import OffsetCache
@@ -146,15 +141,9 @@ def _is_one_pass(plan: Plan) -> bool:
 
 
 class ReaderDataset(SavableDataset[Any]):
-    """Reads samples of one or more prepared datasets, in the order of a plan.
+    """Reads samples of one or more prepared datasets, in the order of a plan, which names them by place.
 
-    Args:
-        leaves: The datasets; the plan names them by their place.
-        plan: The order of the samples.
-        worker_config: The job's configuration.
-        options: Limits of the look-ahead.
-        packing: Planned packing; None for the order of the plan itself.
-        failure_tolerance: Undecodable samples in a row that end the run; 0 tolerates any number.
+    ``failure_tolerance`` samples in a row that cannot be decoded end the run; 0 tolerates any number.
     """
 
     def __init__(
@@ -199,10 +188,7 @@ class ReaderDataset(SavableDataset[Any]):
         return tuple(len(leaf.index.shard_paths) for leaf in self.leaves)
 
     def plan_of(self, shards: Sequence[int]) -> Plan:
-        """Return the plan of an earlier time, when the leaves had fewer shards, or there were fewer leaves.
-
-        Raises TypeError if the earlier plan cannot be derived from this one.
-        """
+        """Return the plan when the leaves had these shards; TypeError if it does not follow from this one."""
         return self.plan if tuple(shards) == self.shards else earlier_plan(self.plan, shards)
 
     def schedule(
@@ -212,13 +198,9 @@ class ReaderDataset(SavableDataset[Any]):
         shards: Sequence[int] | None = None,
         changes: Sequence[WeightChange] = (),
     ) -> Schedule:
-        """Return the schedule of one stream.
+        """Return one stream's schedule, for the node at ``path`` (see ``Context``) and ``plan_of(shards)``.
 
-        Args:
-            stream: The stream.
-            path: Place of the node in the pipeline, as in ``Context.path``.
-            shards: Number of shards of each leaf; None for the current ones. See :meth:`plan_of`.
-            changes: Weights that were set under way, if the plan is a blend by weights.
+        ``changes`` are weights that were set under way, if the plan is a blend by weights.
         """
         config = self.worker_config
         if (packing := self.packing) is not None:
@@ -237,10 +219,7 @@ class ReaderDataset(SavableDataset[Any]):
     def read_cursor(
         self, state: State, context: Context, schedule: Schedule, cursors: CursorCodec
     ) -> tuple[int, Cursor]:
-        """Return the number of passes that ended, and the cursor, of a node's state.
-
-        Raises StateError if it is no state of this dataset, or no place in the schedule.
-        """
+        """Return the passes that ended, and the cursor, of a node's state. Raises StateError if damaged."""
         saved = read_state(state, {"epoch": 0, "at": ()}, self, context)
         with reading(f"{type(self).__name__} in stream {context.stream}"):
             cursor = cursors.unpack(saved["at"])
@@ -269,7 +248,6 @@ class ReaderDataset(SavableDataset[Any]):
             )
 
     def make_node(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream."""
         made = _ReaderNode if self.packing is None else _PackedReaderNode
         node = made(self, context, state)
         log = debug_log(self.worker_config.worker_log_level)
@@ -285,9 +263,7 @@ class ReaderDataset(SavableDataset[Any]):
         return new_item((value, restore_key))
 
     def describe(self, raw: RawSample) -> dict[str, Any]:
-        """Describe a failed sample for handlers: its key, source and the names of its parts, not the
-        bytes.
-        """
+        """Describe a failed sample for handlers: its key, source and part names."""
         return {
             "__key__": key_of(raw, self.leaves[raw.leaf]),
             "__sources__": (raw.shard, raw.index),
@@ -327,10 +303,9 @@ class ReaderDataset(SavableDataset[Any]):
         return int(sample) < int(self.leaves[leaf].index.shard_starts[-1])
 
     def len_stream(self, stream: int) -> int | None:
-        """Return the samples of one pass of a stream.
+        """Return the samples of one pass, less those that are known as excluded without reading.
 
-        Excluded samples are not counted where that is known without reading: in shards that belong to the
-        stream as a whole, of datasets with one pass.
+        These are in shards that belong to the stream as a whole, of datasets with one pass.
         """
         length = self.schedule(stream).length
         if self.packing is not None or length is None or not _is_one_pass(self.plan):
@@ -349,7 +324,6 @@ class ReaderDataset(SavableDataset[Any]):
         return count
 
     def nominal_length(self) -> int:
-        """Return the samples of this rank in one pass over all leaves."""
         return max(1, sum(leaf.num_samples for leaf in leaves(self.plan)) // self.worker_config.world_size)
 
     def config(self, shards: Sequence[int] | None = None) -> dict[str, Any]:

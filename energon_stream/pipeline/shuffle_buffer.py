@@ -1,9 +1,7 @@
 """A shuffle buffer for elements.
 
-States of operators that hold elements contain the *keys* of these, never the elements. A restore makes all of
-them again in one call, which reads them with as few requests as their places allow. It calls functions
-without the mark ``@stateless`` again too, with the same counters; that is exact for functions that depend on
-their argument and the seeds only.
+States have the *keys* of elements that are held, from which a restore makes all of them again in one call. It
+calls functions without the mark ``@stateless`` again too, with the same counters.
 """
 
 from __future__ import annotations

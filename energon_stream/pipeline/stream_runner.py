@@ -117,10 +117,7 @@ def with_restore_key(value: Any, key: RestoreKey) -> Any:
 
 
 class StreamRunner:
-    """Runs some streams of a dataset in rotation. A stream without a state begins at the start.
-
-    ``changes`` are weights that the program set for the mixture.
-    """
+    """Runs some streams of a dataset in rotation; ``changes`` are weights that the program set."""
 
     def __init__(
         self,

@@ -19,11 +19,8 @@ _AGAIN_SECONDS = 0.1
 class TimeLimit:
     """Calls functions, and raises SampleTimeoutError in one that takes too long.
 
-    The system's timer (SIGALRM) interrupts Python code of the main thread. A C function that does not return
-    to Python is not interrupted: the error is raised when it returns.
-
-    Args:
-        seconds: The limit.
+    The system's timer (SIGALRM) interrupts Python code of the main thread. In a C function, the error is
+    raised when it returns.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -31,12 +28,7 @@ class TimeLimit:
         self._has_rung = False
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return ``function(*arguments)``.
-
-        Raises:
-            SampleTimeoutError: It took too long.
-            ConfigError: The system has no such timer, or this is not the main thread.
-        """
+        """Return ``function(*arguments)``. Raises ConfigError without such a timer, or in another thread."""
         if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
             raise ConfigError(
                 "sample_timeout works in the main thread of a process, on systems with SIGALRM",
@@ -58,11 +50,9 @@ class TimeLimit:
             finally:
                 stop()
         except Exception as error:
-            if self._has_rung and not isinstance(
-                error, SampleTimeoutError
-            ):  # a library made another error of it
-                raise self._error() from error
-            raise
+            if isinstance(error, SampleTimeoutError) or not self._has_rung:
+                raise
+            raise self._error() from error  # a library made another error of it
         finally:  # the timer may ring just before it is stopped
             stop()
 

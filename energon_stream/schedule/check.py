@@ -28,12 +28,10 @@ _LEAST_SLOTS = 1 << 12
 
 
 def check_cursor(schedule: Schedule, cursor: Cursor, epoch: int, most_slots: int = _MOST_SLOTS) -> None:
-    """Check that a cursor is a place in pass number ``epoch`` of its schedule.
+    """Raise StateError unless a cursor is a place in pass number ``epoch`` of its schedule.
 
     The group and the offset of each leaf must fit its position. The slices tell, for as many leaves as
     ``most_slots`` allows; for the others, it must be possible with the lengths that their slices have.
-
-    Raises StateError if it is not.
     """
     _Check(most_slots).consumed(schedule, cursor, epoch)
 
@@ -45,10 +43,7 @@ class _Check:
         self._slots = slots
 
     def consumed(self, schedule: Schedule, cursor: Cursor, epoch: int) -> tuple[int, bool]:
-        """Check a cursor; return the references consumed in its pass, and whether that is their exact number.
-
-        It is a lower bound where earlier passes may have had other lengths.
-        """
+        """Return the references consumed in a cursor's pass; and False if that is a lower bound only."""
         if isinstance(schedule, PackedSchedule):
             return self._of_packs(schedule, cursor, epoch)
         if isinstance(schedule, RepeatSchedule):
@@ -98,9 +93,8 @@ class _Check:
     def _of_leaf(self, leaf: LeafSchedule, cursor: LeafCursor, epoch: int) -> tuple[int, bool]:
         schedule, position = leaf.in_share(cursor.share), cursor.position
         if cursor.epoch != epoch or not self._is_place(schedule, cursor):
-            raise damaged(
-                f"{tuple(cursor)} is no place in pass {epoch} of dataset {leaf.leaf} of the mixture"
-            )
+            place = f"{tuple(cursor)} is no place in pass {epoch}"
+            raise damaged(f"{place} of dataset {leaf.leaf} of the mixture")
         return position, True
 
     def _is_place(self, leaf: LeafSchedule, cursor: LeafCursor) -> bool:

@@ -13,14 +13,7 @@ import numpy as np
 from energon_stream.arrays import distinct
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.rng import derive_key, uniform
-from energon_stream.schedule.schedule import (
-    BlendCursor,
-    ConcatCursor,
-    Cursor,
-    Refs,
-    RepeatCursor,
-    Schedule,
-)
+from energon_stream.schedule.schedule import BlendCursor, ConcatCursor, Cursor, Refs, RepeatCursor, Schedule
 from energon_stream.schedule.weights import EvenDraws, WeightChange, check_weights, from_words, to_words
 
 if TYPE_CHECKING:
@@ -50,12 +43,10 @@ class _InChunks:
         raise NotImplementedError
 
     def take(self, cursor: Cursor, count: int) -> tuple[Refs, Cursor]:
-        """Return the next references and the cursor after them."""
         chunks, after = self._chunks(cursor, count)
         return Refs.concatenate([schedule.take(begin, size)[0] for schedule, begin, size in chunks]), after
 
     def advance(self, cursor: Cursor, count: int) -> Cursor:
-        """Return the cursor after some more references."""
         return self._chunks(cursor, count)[1]
 
 
@@ -90,13 +81,11 @@ class RepeatSchedule(_InChunks):
         return inner * whole + math.floor(inner * (self.repeats - whole))
 
     def begin(self, epoch: int = 0) -> RepeatCursor:
-        """Return the cursor at the start; the numbers of the inner passes go on from one outer pass to the
-        next."""
+        """Begin an outer pass; the numbers of the inner passes go on from one to the next."""
         first = epoch * (1 if self.repeats is None else math.ceil(self.repeats))
         return RepeatCursor(first, first, self.inner.begin(first))
 
     def remaining(self, cursor: RepeatCursor) -> int | None:
-        """Count the references left over all passes."""
         length = self._inner_length
         if self.repeats is None and length:
             return None
@@ -111,7 +100,7 @@ class RepeatSchedule(_InChunks):
         return left + length * later + math.floor(length * (self.repeats - whole))
 
     def length_at(self, cursor: RepeatCursor) -> int | None:
-        """Count the references of all passes. Passes that are over count as long as the next one will be."""
+        """Count all references. Passes that are over count as long as the next one will be."""
         left = self.remaining(cursor)
         if left is None:
             return None
@@ -120,7 +109,6 @@ class RepeatSchedule(_InChunks):
         return (cursor.current - cursor.first) * self._inner_length + consumed + left
 
     def _chunks(self, cursor: RepeatCursor, count: int) -> tuple[list[_Chunk], RepeatCursor]:
-        """Split the next references by pass."""
         left_over_all = self.remaining(cursor)
         left = count if left_over_all is None else min(count, left_over_all)
         first, current, inner = cursor
@@ -147,15 +135,12 @@ class ConcatSchedule(_InChunks):
 
     @property
     def length(self) -> int | None:
-        """References of all together."""
         return _total(child.length for child in self.children)
 
     def begin(self, epoch: int = 0) -> ConcatCursor:
-        """Return the cursor at the start of the first."""
         return ConcatCursor(0, self.children[0].begin(epoch), epoch)
 
     def _chunks(self, cursor: ConcatCursor, count: int) -> tuple[list[_Chunk], ConcatCursor]:
-        """Split the next references by child."""
         number, inner, epoch = cursor
         chunks: list[_Chunk] = []
         while True:
@@ -172,13 +157,11 @@ class ConcatSchedule(_InChunks):
             inner = self.children[number].begin(epoch)
 
     def remaining(self, cursor: ConcatCursor) -> int | None:
-        """Count the references left in the current and all later ones."""
         later = [child.length for child in self.children[cursor.child + 1 :]]
         return _total([self.children[cursor.child].remaining(cursor.inner), *later])
 
     def length_at(self, cursor: ConcatCursor) -> int | None:
-        """Count the references of all together. Children that are over count as long as their next pass will
-        be."""
+        """Count all references. Children that are over count as long as their next pass will be."""
         lengths = [child.length for child in self.children]
         lengths[cursor.child] = self.children[cursor.child].length_at(cursor.inner)
         return _total(lengths)
@@ -189,8 +172,7 @@ class BlendSchedule:
     """One weighted draw per reference among several schedules.
 
     The draw for reference ``step`` is a function of ``(key, epoch, step)`` and of which children still have
-    references; an exhausted child has weight 0 from then on. Even draws (:class:`EvenDraws`) are a function
-    of the draws since the weights changed last.
+    references. Even draws (:class:`EvenDraws`) are one of the draws since the weights changed last.
     """
 
     children: tuple[Schedule, ...]
@@ -227,11 +209,9 @@ class BlendSchedule:
 
     @property
     def length(self) -> int | None:
-        """References of all children together."""
         return _total(child.length for child in self.children)
 
     def begin(self, epoch: int = 0) -> BlendCursor:
-        """Return the cursor at the start of a pass."""
         return BlendCursor(epoch, 0, tuple(child.begin(epoch) for child in self.children), self.fresh(0))
 
     def fresh(self, step: int) -> tuple[int, ...]:
@@ -266,17 +246,14 @@ class BlendSchedule:
         return draws >= 0 and sum(self._rule(segment).counts(draws, ahead)) == draws
 
     def remaining(self, cursor: BlendCursor) -> int | None:
-        """Count the references left in all children."""
         return _total(child.remaining(at) for child, at in zip(self.children, cursor.children, strict=True))
 
     def length_at(self, cursor: BlendCursor) -> int | None:
-        """Count the references of this pass, consumed or left."""
         left = self.remaining(cursor)
         return None if left is None else cursor.step + left
 
     def _choices(self, cursor: BlendCursor, count: int) -> tuple[Int64Array, tuple[int, ...]]:
-        """Number of the child that supplies each of the next references, fewer when all are exhausted; and
-        where even draws stand after them."""
+        """Return the child that supplies each of the next references, and where even draws stand after."""
         epoch, step, inner, even = cursor
         key = derive_key(self.key, "blend", epoch)
         left = self._capacity.copy()
@@ -315,7 +292,6 @@ class BlendSchedule:
         return BlendCursor(cursor.epoch, cursor.step + len(choices), advanced, even)
 
     def take(self, cursor: BlendCursor, count: int) -> tuple[Refs, BlendCursor]:
-        """Return the next references and the cursor after them."""
         choices, even = self._choices(cursor, count)
         leaf = np.zeros(len(choices), dtype=np.int32)
         index = np.zeros(len(choices), dtype=np.int64)
@@ -326,5 +302,4 @@ class BlendSchedule:
         return Refs(leaf, index), self._after(cursor, choices, even)
 
     def advance(self, cursor: BlendCursor, count: int) -> BlendCursor:
-        """Return the cursor after some more references."""
         return self._after(cursor, *self._choices(cursor, count))

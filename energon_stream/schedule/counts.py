@@ -15,15 +15,11 @@ if TYPE_CHECKING:
 
 
 def samples_by_leaf(schedule: Schedule, cursor: Cursor, epochs: int = 0) -> Counter[int]:
-    """Count the references that were consumed of each leaf, in ``epochs`` passes and up to a cursor.
-
-    Passes that are over count as long as they would be now.
-    """
+    """Count the references consumed of each leaf, in passes as long as now, and up to a cursor."""
     return _times(_whole(schedule), epochs) + _consumed(schedule, cursor)
 
 
 def _consumed(schedule: Schedule, cursor: Cursor) -> Counter[int]:
-    """Count the references that were consumed in the pass that a cursor is in."""
     if isinstance(schedule, RepeatSchedule):
         done = _times(_whole(schedule.inner), cursor.current - cursor.first)
         return done + _consumed(schedule.inner, cursor.inner)

@@ -2,12 +2,8 @@
 
 A dataset grows at its end: the earlier plan had the first leaves of the present one, each with its first
 shards. New totals change the streams' shares, also of the leaves after the one that grew. The pass that a
-stream is in ends in the stream's earlier share; its next pass of that leaf has the present share. Over all
-streams, the passes under way have every earlier sample once, as if nothing had changed, and the passes after
-them every present sample.
-
-This holds for blends, where streams are in passes of all leaves at a time. It does not hold for
-concatenations: a stream may not have begun a later leaf that others have begun.
+stream is in ends in the stream's earlier share; its next pass of that leaf has the present share. This does
+not work for concatenations: a stream may not have begun a later leaf that others have begun.
 """
 
 from __future__ import annotations
@@ -31,10 +27,9 @@ class PassUnderWay:
 
 
 def earlier_plan(plan: Plan, shards: Sequence[int]) -> Plan:
-    """Return the plan of the dataset when its first leaves had ``shards``, and there were no others.
+    """Return the plan of when the first leaves had ``shards``, and there were no others.
 
-    A subset that ends where the dataset ends is assumed to have done so before. Raises TypeError if the plan
-    has a concatenation.
+    A subset that ends with the dataset is assumed to have done so before. TypeError for a concatenation.
     """
     if isinstance(plan, LeafPlan):
         starts = plan.shard_starts[: shards[plan.leaf] + 1]
@@ -55,11 +50,7 @@ def earlier_plan(plan: Plan, shards: Sequence[int]) -> Plan:
 
 
 def carry(before: Schedule, now: Schedule, cursor: Cursor) -> Cursor:
-    """Convert a cursor of the earlier schedule, in passes that have been begun, to one of the present
-    schedule.
-
-    Raises TypeError if the schedules are of different kinds.
-    """
+    """Convert a cursor of the earlier schedule, in passes that have been begun, to one of the present."""
     if isinstance(before, LeafSchedule) and isinstance(now, LeafSchedule):
         table = before.in_share(cursor.share).table
         share = table.start, table.stop

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from energon_stream.selection import Selection
 
 _JITTER_SPREAD = 1.5
-"""Half-width of the shuffle window, in window sizes. A buffer of n samples moves a sample by n places on
-average with an exponential tail; a uniform jitter of +-1.5 n moves most samples as far."""
+"""Half-width of the shuffle window, in window sizes: it moves most samples as far as a buffer would."""
 
 _LEAST_GROUPS, _MOST_SAMPLES = 3, 16384
 """Merged groups that are kept: as a rule all groups between a reader and its consumer, in 128 KiB a leaf."""
@@ -74,11 +73,8 @@ class LeafSchedule:
     A bijection, evaluated where it is needed, permutes the slices. A group is as many consecutive slices as
     are read side by side, or as the shuffle window needs. Inside a group, the samples of each slice change
     places among themselves, as far as the shuffle window reaches. Then rounds merge the slices; each round
-    takes one share of every slice, in an order of its own. So:
-
-    * A batch has samples of as many slices as possible.
-    * The order is a function of (key, epoch, group, offset): the cursor is all there is to save.
-    * Neighbours of a slice are consumed at about the same time, so the reader can fetch them together.
+    takes one share of every slice, in an order of its own. So a batch has samples of many slices, and
+    neighbours of a slice are consumed at about the same time and can be fetched together.
     """
 
     leaf: int
@@ -105,7 +101,6 @@ class LeafSchedule:
         self.slots_per_group = max(self.order.parallel_slices, int(np.ceil(window / mean)))
 
     def begin(self, epoch: int = 0) -> LeafCursor:
-        """Return the cursor at the start of a pass."""
         return LeafCursor(epoch, 0, 0, 0)
 
     @property
@@ -114,10 +109,7 @@ class LeafSchedule:
         return self.length, self.slots, self.slots_per_group
 
     def in_share(self, share: tuple[int, int] | None) -> LeafSchedule:
-        """Return the schedule of a pass in another share of the leaf; see :attr:`LeafCursor.share`.
-
-        Raises StateError if the leaf has no such share.
-        """
+        """Return the schedule of a pass in another share of the leaf; see :attr:`LeafCursor.share`."""
         if share is None:
             return self
         found = self._earlier  # of at most one share: a stream has one pass under way
@@ -140,10 +132,7 @@ class LeafSchedule:
         return before, size
 
     def find(self, epoch: int, group: int, samples: int) -> tuple[int, int]:
-        """Return group and offset of the sample that is ``samples`` behind the first of a group.
-
-        At the end of the pass, this is the start of the group after the last one.
-        """
+        """Return group and offset of the sample that is ``samples`` behind the first of a group."""
         per_group, repeats = self.slots_per_group, self.order.shuffle_over_epochs == -1
         shortest, longest = self.table.slice_lengths
         if shortest == longest:
@@ -230,19 +219,15 @@ class LeafSchedule:
         return parts, LeafCursor(epoch, position, number, offset, share)
 
     def take(self, cursor: LeafCursor, count: int) -> tuple[Refs, LeafCursor]:
-        """Return the next references and the cursor after them."""
         parts, after = self._step(cursor, count)
         index = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
         return Refs(np.full(len(index), self.leaf, dtype=np.int32), index), after
 
     def advance(self, cursor: LeafCursor, count: int) -> LeafCursor:
-        """Return the cursor after some more references."""
         return self._step(cursor, count)[1]
 
     def remaining(self, cursor: LeafCursor) -> int:
-        """Count the references left in this pass."""
         return self.length_at(cursor) - cursor.position
 
     def length_at(self, cursor: LeafCursor) -> int:
-        """Count all references of the pass that the cursor is in."""
         return self.in_share(cursor.share).length

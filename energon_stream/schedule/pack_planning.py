@@ -1,7 +1,4 @@
-"""The pure core of planned packing: lengths become packs, and packs become even global steps.
-
-Nothing here reads, draws without a key, or knows of datasets.
-"""
+"""The pure core of planned packing: lengths become packs, and packs become even global steps."""
 
 from __future__ import annotations
 
@@ -33,13 +30,7 @@ _MOST_SWAPS = 4
 def pack_lengths(lengths: Int64Array, capacity: int, packs: int | None = None) -> Int64Array | None:
     """Put pieces into packs: the longest first, each into the fullest pack that has room (best fit).
 
-    Args:
-        lengths: ``int64``, length of each piece, 1 to ``capacity``.
-        capacity: Largest sum of a pack's lengths.
-        packs: Number of packs at most; None for as many as it takes.
-
-    Returns:
-        ``int64``, the pack of each piece; None if ``packs`` do not suffice.
+    Returns the pack of each piece; None if ``packs`` do not suffice.
 
     Example:
         >>> pack_lengths(np.array([2, 3, 4, 7]), capacity=9).tolist()
@@ -92,12 +83,7 @@ def balance(loads: Float64Array, sizes: Sequence[int]) -> Int64Array:
     The heaviest first, each to the lightest bin that has room. Then packs of the heaviest bin change places
     with others as long as that makes the largest sum smaller.
 
-    Args:
-        loads: ``float64``, load of each pack.
-        sizes: Number of packs of each bin; together, as many as there are packs.
-
-    Returns:
-        ``int64``, the bin of each pack.
+    Returns the bin of each pack.
 
     Example:
         >>> balance(np.array([9.0, 1.0, 5.0, 5.0]), [2, 2]).tolist()
@@ -142,15 +128,8 @@ def deal_to_streams(loads: Float64Array, streams: int, ranks: int) -> tuple[list
     Rank ``r`` of R ranks has the streams ``s`` with ``s % R == r``. Where the loads of R ranks are even, so
     are the loads of any number of ranks that divides R.
 
-    Args:
-        loads: ``float64``, load of each pack. Their number is a multiple of the streams, except in the last
-            step of a pass.
-        streams: Number of streams.
-        ranks: Number of ranks, which divides the streams. Each rank's packs are then dealt to its streams.
-
-    Returns:
-        The packs of each stream, of which the first may have one more; and the largest load of a rank over
-        the mean.
+    Returns the packs of each stream, of which the first may have one more in the last step of a pass; and the
+    largest load of a rank over the mean.
 
     Example:
         >>> deal_to_streams(np.array([9.0, 1.0, 5.0, 5.0]), 2, 2)
@@ -171,19 +150,10 @@ def deal_to_streams(loads: Float64Array, streams: int, ranks: int) -> tuple[list
 
 
 def deal_to_steps(loads: Float64Array, levels: Sequence[int], key: int) -> Int64Array:
-    """Deal packs to global steps of equal size.
+    """Return the packs of each global step, a row each; steps and rows are in a random order.
 
-    Packs are sorted by load and cut into levels. Neighbours in a level, as many as it has steps, are dealt to
-    these steps at random. With one level, every step has packs of all loads; with more, steps have packs of
-    fewer loads.
-
-    Args:
-        loads: ``float64``, load of each pack; their number is a multiple of the steps.
-        levels: Number of steps of each level, the lightest first.
-        key: For the draws.
-
-    Returns:
-        ``int64 [steps, packs of a step]``, numbers of packs; steps and rows are in a random order.
+    Packs are sorted by load and cut into levels of so many steps, the lightest first. Neighbours in a level
+    are dealt to its steps at random. With one level, every step has packs of all loads; with more, of fewer.
     """
     packs, steps = np.arange(len(loads), dtype=np.int64), sum(levels)
     size = len(loads) // steps
@@ -215,16 +185,8 @@ def deal_packs(loads: Float64Array, step: int, streams: int, key: int) -> list[l
 
     Steps have packs of all loads if they can be dealt evenly so. Few packs of a stream, or a pack that is
     heavier than the mean of a rank, make that impossible; then steps have packs of fewer loads, as few as it
-    takes. Where no steps are even for as many ranks as streams, they are for as many as possible.
-
-    Args:
-        loads: ``float64``, load of each pack.
-        step: Packs of a global step, a multiple of the streams. The rest of the division comes last.
-        streams: Number of streams.
-        key: For the draws.
-
-    Returns:
-        The packs of each stream, in order.
+    takes. Where no steps are even for as many ranks as streams, they are for as many as possible. ``step``,
+    the packs of a step, is a multiple of the streams; the rest of the division comes last.
     """
     steps, rest = divmod(len(loads), step)
     order = np.argsort(uniform(derive_key(key, "rest"), np.arange(len(loads))), kind="stable")

@@ -1,17 +1,15 @@
 """Cursors as plain values, which states hold.
 
 A cursor becomes a tuple of its fields; a leaf's has four numbers, or six with a share. A blend with even
-draws adds where they stand. Where a blend has
-sixteen children or more, and all are leaves or repeated leaves, ``bytes`` stand for the cursors of its
-children. The bytes hold columns:
+draws adds where they stand. Where a blend has sixteen children or more, and all are leaves or repeated
+leaves, ``bytes`` stand for the cursors of its children. The bytes hold columns:
 
 * references consumed since the blend's pass began, in all passes of the child together
 * number of the group: the difference from its number if all groups were of equal size
 * references before the group: the difference from their number if all groups were of equal size
 * where some pass began before its dataset grew: both bounds of the share, as differences from the bounds now
 
-What the schedule knows is left out. No column depends on the weights: they may change between save and
-restore.
+No column depends on the weights: they may change between save and restore.
 """
 
 from __future__ import annotations
@@ -57,9 +55,7 @@ def pack_columns(columns: Sequence[Int64Array]) -> bytes:
 def unpack_columns(data: bytes, length: int, most: int = _MOST_COLUMNS) -> Int64Array:
     """Read up to ``most`` columns of a known length into an array of shape (columns, length).
 
-    Raises:
-        ValueError: The bytes are no columns of that length. Finding out takes no more memory than such
-            columns.
+    Raises ValueError if there are none. Finding out takes no more memory than such columns.
     """
     inflate = zlib.decompressobj()
     try:
@@ -88,8 +84,7 @@ def _expected_begin(group: Int64Array, facts: Int64Array) -> Int64Array:
 class _LeafChildren:
     """The children of a large blend, and their last cursors as numbers.
 
-    Few children move between two states. The cursors of the others are the same objects and not looked at
-    again.
+    Few move between two states. The cursors of the others are the same objects and not looked at again.
     """
 
     def __init__(self, blend: BlendSchedule, leaves: Sequence[LeafSchedule]) -> None:
@@ -168,21 +163,15 @@ class CursorCodec:
     def unpack(self, value: PackedCursor) -> Cursor:
         """Return the cursor that :meth:`pack` made plain. Lists may stand for tuples, as after msgpack.
 
-        Raises StateError if it has not the form of a cursor of this schedule. :func:`check_cursor` finds out
-        whether it is a place in it.
+        Raises StateError if it has another form. :func:`check_cursor` finds out whether it is a place.
         """
         with reading():
             return self._unpack(self._schedule, value)
 
     def _pack(self, schedule: Schedule, cursor: Cursor) -> PackedCursor:
         if isinstance(schedule, PackedSchedule):
-            return (
-                cursor.epoch,
-                cursor.number,
-                cursor.pack,
-                cursor.place,
-                self._pack(schedule.job, cursor.window),
-            )
+            epoch, number, window, pack, place = cursor
+            return epoch, number, pack, place, self._pack(schedule.job, window)
         if isinstance(schedule, RepeatSchedule):
             return cursor.first, cursor.current, self._pack(schedule.inner, cursor.inner)
         if isinstance(schedule, ConcatSchedule):

@@ -111,13 +111,10 @@ def bit_reversal(size: int) -> list[int]:
 
 @lru_cache(maxsize=64)
 def stream_bounds(num_samples: int, num_streams: int, rotation: int = 0) -> tuple[int, ...]:
-    """Cut ``range(num_samples)`` into one contiguous range per stream.
+    """Cut ``range(num_samples)`` into one contiguous range per stream: ``[bounds[s], bounds[s + 1])``.
 
-    This is the split arithmetic of Megatron-Energon, with one share per stream. The first ``num_samples %
-    num_streams`` streams after ``rotation`` get one sample more. :func:`bit_reversal` then spreads the
-    counts, so that streams with one more lie far apart.
-
-    Stream ``s`` owns ``[bounds[s], bounds[s + 1])``.
+    This is the split arithmetic of Megatron-Energon. The first ``num_samples % num_streams`` streams after
+    ``rotation`` get one sample more; :func:`bit_reversal` then lays these far apart.
     """
     base, remainder = divmod(num_samples, num_streams)
     counts = np.zeros(num_streams, dtype=np.int64)
@@ -130,8 +127,7 @@ def stream_bounds(num_samples: int, num_streams: int, rotation: int = 0) -> tupl
 def stream_shares(plan: Plan, num_streams: int, stream: int) -> Iterator[tuple[LeafPlan, int, int]]:
     """Yield each leaf with the first sample, and one past the last, of one stream's share.
 
-    The remainders of the leaves' splits rotate over the streams, by the number of samples in the leaves
-    before.
+    The remainders of the leaves' splits rotate over the streams, by the samples in the leaves before.
     """
     passed = 0
     for leaf in leaves(plan):
@@ -141,11 +137,7 @@ def stream_shares(plan: Plan, num_streams: int, stream: int) -> Iterator[tuple[L
 
 
 def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Schedule:
-    """Make one stream's schedule.
-
-    Each node draws from a key of its own, made of ``key`` and the node's path, so that equal datasets are
-    shuffled differently.
-    """
+    """Make one stream's schedule. Each node draws from its own key, so equal datasets differ in order."""
     shares = stream_shares(plan, num_streams, stream)
 
     def build(node: Plan, path: str) -> Schedule:

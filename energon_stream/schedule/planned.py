@@ -1,15 +1,14 @@
 """Planned packing: a stream's schedule whose references are the packs that the whole job's plan gives it.
 
 Windows follow each other along one schedule of the whole job. A window is a function of the place where it
-begins, so that place and the packs consumed in it are all that a cursor has. Every process plans the same
-windows, and takes the packs of its own streams.
+begins, so every process plans the same ones, and takes the packs of its own streams.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -58,13 +57,7 @@ class PackSpec:
     def describe(self) -> dict[str, Any]:
         """Return the options as plain values."""
         load = self.load if isinstance(self.load, str) else getattr(self.load, "__name__", "function")
-        return {
-            "capacity": self.capacity,
-            "step": self.step,
-            "window": self.window,
-            "load": load,
-            "overlong": self.overlong,
-        }
+        return {**{option.name: getattr(self, option.name) for option in fields(self)}, "load": load}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +139,7 @@ def _spread(
 
 
 class JobPacks:
-    """Plans the windows of a whole job, and keeps the last ones.
-
-    ``job`` is one schedule of all samples, and ``costs`` has the length of each sample of each leaf.
-    """
+    """Plans the windows of a whole job by the length of each sample of each leaf, and keeps the last ones."""
 
     def __init__(
         self,
@@ -269,7 +259,6 @@ class PackedSchedule:
 
     @property
     def job(self) -> Schedule:
-        """The schedule of the whole job."""
         return self.packs.job
 
     @property
@@ -278,7 +267,6 @@ class PackedSchedule:
         return self.remaining(self.begin())
 
     def begin(self, epoch: int = 0) -> PackCursor:
-        """Return the cursor at the start of a pass."""
         return PackCursor(epoch, 0, self.job.begin(epoch), 0, 0)
 
     def _at(self, cursor: PackCursor) -> tuple[PackCursor, StreamPacks | None]:
@@ -315,13 +303,11 @@ class PackedSchedule:
         return cursor
 
     def take(self, cursor: PackCursor, count: int) -> tuple[Refs, PackCursor]:
-        """Return the next references and the cursor after them."""
         parts: list[Refs] = []
         after = self._step(cursor, count, parts)
         return Refs.concatenate(parts), after
 
     def advance(self, cursor: PackCursor, count: int) -> PackCursor:
-        """Return the cursor after some more references."""
         return self._step(cursor, count, None)
 
     def pack_ends(self, packs: int) -> list[int]:
@@ -372,10 +358,8 @@ class PackedSchedule:
             cursor = cursor._replace(pack=len(own.ends), place=0)
 
     def remaining(self, cursor: PackCursor) -> int | None:
-        """Count the references left in this pass; None if it never ends."""
         counted = self.count(cursor)
         return None if counted is None else counted[1]
 
     def length_at(self, cursor: PackCursor) -> int | None:
-        """Count all references of the pass."""
         return self.remaining(self.begin(cursor.epoch))

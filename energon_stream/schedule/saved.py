@@ -35,10 +35,7 @@ def shown(value: Any) -> str:
 
 @contextmanager
 def reading(where: str | None = None) -> Iterator[None]:
-    """Turn errors of reading a saved state into a StateError that says where.
-
-    Errors of stores and of the configuration pass: they are not about the state.
-    """
+    """Turn errors of reading a saved state, other than of stores and the configuration, into a StateError."""
     try:
         yield
     except StateError as error:
@@ -46,7 +43,6 @@ def reading(where: str | None = None) -> Iterator[None]:
             raise
         raise type(error)(error.what, where=where, hint=error.hint) from error
     except Exception as error:
-        is_other = isinstance(error, (EnergonStreamError, OSError)) and not isinstance(error, SampleError)
-        if is_other:
+        if isinstance(error, (EnergonStreamError, OSError)) and not isinstance(error, SampleError):
             raise
         raise damaged(f"{type(error).__name__}: {error!s:.200}", where) from error

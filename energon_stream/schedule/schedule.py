@@ -1,9 +1,8 @@
 """Schedules: pure functions from a cursor to the next sample references.
 
 A schedule holds no position. A *cursor* is a named tuple of integers and other cursors, and everything random
-is drawn from the counters in it. ``take`` looks ahead; ``advance`` returns the cursor after some references
-were consumed. A reader that looks ahead keeps one cursor for each, so look-ahead never gets into a saved
-state.
+is drawn from the counters in it. A reader that looks ahead keeps one cursor for what it takes, and another
+for what was consumed.
 """
 
 from __future__ import annotations
@@ -87,17 +86,13 @@ class Schedule(Protocol):
 
     @property
     def length(self) -> int | None:
-        """References in one pass; None if it never ends.
-
-        A pass that began before a dataset grew may have another length: see :meth:`length_at`.
-        """
+        """References in one pass that begins now; None if it never ends."""
 
     def begin(self, epoch: int = 0) -> Cursor:
         """Return the cursor at the start of pass number ``epoch``."""
 
     def take(self, cursor: Cursor, count: int) -> tuple[Refs, Cursor]:
-        """Return the next ``count`` references (fewer only at the end of the pass) and the cursor after
-        them."""
+        """Return the next ``count`` references (fewer at the end of the pass) and the cursor after them."""
 
     def advance(self, cursor: Cursor, count: int) -> Cursor:
         """Return the cursor after ``count`` more references; equal to ``take(cursor, count)[1]``."""
@@ -106,4 +101,4 @@ class Schedule(Protocol):
         """Count the references left in this pass; None if it never ends."""
 
     def length_at(self, cursor: Cursor) -> int | None:
-        """Count all references of the pass that the cursor is in; None if it never ends."""
+        """Count all references of the cursor's pass, which may have begun before the dataset grew."""

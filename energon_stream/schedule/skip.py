@@ -24,10 +24,10 @@ _DRAWS = 1 << 18
 
 
 def skip(schedule: Schedule, cursor: Cursor, count: int) -> Cursor:
-    """Return the cursor after ``count`` more references; equal to ``schedule.advance(cursor, count)``.
+    """Return ``schedule.advance(cursor, count)``, sooner.
 
-    A leaf whose slices are equally long, and whole passes, take no time. In other leaves the slices on the
-    way are counted, in blends the draws: some ten million a second.
+    Whole passes, and leaves with equally long slices, take no time. Elsewhere slices or draws are counted,
+    some ten million a second.
     """
     if isinstance(schedule, RepeatSchedule):
         return _of_repeat(schedule, cursor, count)

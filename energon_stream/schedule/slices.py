@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SliceTable:
-    """All slices of one stream's share, computed on demand.
+    """All slices of one stream's share, computed on demand: the table stores one piece per shard.
 
-    A share is cut at shard borders. A piece longer than 1.5 times the wanted length is cut into
-    ``round(length / wanted)`` slices. The table stores the pieces (one per shard), never the slices.
+    A piece longer than 1.5 times the wanted length is cut into ``round(length / wanted)`` slices.
     """
 
     # ``int64``, first sample of each piece, in the numbering of the whole split part.
@@ -34,10 +33,8 @@ class SliceTable:
     def build(cls, shard_starts: Int64Array, start: int, stop: int, max_length: int | None) -> SliceTable:
         """Cut the samples ``[start, stop)``; ``max_length`` None keeps pieces whole."""
         if stop <= start:
-            empty = np.zeros(0, dtype=np.int64)
-            return cls(
-                empty, empty, empty, np.zeros(1, dtype=np.int64), shard_starts, start, start, max_length
-            )
+            empty, zero = np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
+            return cls(empty, empty, empty, zero, shard_starts, start, start, max_length)
         first = int(np.searchsorted(shard_starts, start, side="right")) - 1
         last = int(np.searchsorted(shard_starts, stop, side="left"))
         bounds = np.clip(shard_starts[first : last + 1], start, stop)
@@ -69,11 +66,7 @@ class SliceTable:
         return int(whole.min()), int((whole + (rest > 0)).max())
 
     def bounds(self, slices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Look up slices by number.
-
-        Returns:
-            Two ``int64`` arrays: first sample, and one past the last sample, of each slice.
-        """
+        """Return the first sample, and one past the last, of each slice."""
         piece = np.searchsorted(self.first_slice, slices, side="right") - 1
         place = slices - self.first_slice[piece]  # among the slices of its piece
         length, count, base = self.piece_lengths[piece], self.piece_slices[piece], self.piece_starts[piece]

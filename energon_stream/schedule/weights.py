@@ -1,10 +1,9 @@
 """Weights of a blend that change at batches of the job, and draws that follow them to the sample.
 
-Batches of the job are counted from 0 over all ranks. Batch k comes from stream ``k % num_streams`` and is
-that stream's batch ``k // num_streams``. So such a number is a reference in each stream, which neither the
-number of ranks nor that of workers moves; steps, of one batch of every rank, would be moved. A stream counts
-its references, as if each batch took as many as the batch size says: what is skipped or packed later does not
-move the change.
+Batch k of the job, counted over all ranks, is batch ``k // num_streams`` of stream ``k % num_streams``. So
+such a number is a reference in each stream, which neither the number of ranks nor that of workers moves. A
+stream counts as if each batch took as many references as the batch size says: what is skipped or packed later
+does not move the change.
 """
 
 from __future__ import annotations
@@ -72,11 +71,8 @@ class EvenDraws:
     always is one, and no draw comes late (R. Tijdeman: "The chairman assignment problem", 1980). The numbers
     are integers, so no draw depends on rounding.
 
-    Whether a source has the larger of its two numbers is one bit: that is all the state beside n.
-
-    Args:
-        weights: One for each source; none is negative, and some are positive.
-        key: Decides between sources that must come at the same draw, so that streams do so differently.
+    Whether a source has the larger of its two numbers is one bit: that is all the state beside n. ``key``
+    decides between sources that must come at the same draw, so that streams do so differently.
     """
 
     def __init__(self, weights: Sequence[float], key: int) -> None:
@@ -89,10 +85,7 @@ class EvenDraws:
         self._rank = np.argsort(hash_uint64(key, np.arange(len(parts), dtype=np.int64))).argsort().tolist()
 
     def counts(self, draws: int, ahead: int) -> list[int]:
-        """Return how many of ``draws`` each source has.
-
-        Bit i of ``ahead`` is set if source i has one draw more than the whole part of its share.
-        """
+        """Return the draws of each source; bit i of ``ahead`` adds one to the whole part of i's share."""
         total = self._total
         return [part * draws // total + (ahead >> number & 1) for number, part in enumerate(self._parts)]
 

@@ -1,9 +1,8 @@
 """Restoring a state into a dataset that changed since the state was saved.
 
-Shards may be appended to leaves, leaves to blends, and the weights of blends may change; each alone or
-together. That nothing else changed is proved, not assumed: the first leaves and shards of the present dataset
-are described once more, as many as there were when the state was saved, and the hashes of that description
-must be the state's.
+Shards may be appended to leaves, leaves to blends, and the weights of blends may change. That nothing else
+changed is proved: the first leaves and shards of the present dataset, as many as there were when the state
+was saved, are described once more, and the hashes of that description must be the state's.
 """
 
 from __future__ import annotations
@@ -63,9 +62,7 @@ def continue_state(
 ) -> tuple[dict[str, Any], ChangeReport | None]:
     """Convert the state of an earlier dataset to a state of the present one.
 
-    Raises:
-        StateError: Not a state of this library, or a damaged one.
-        StateMismatchError: Another topology, or the dataset cannot have grown from the earlier one.
+    Raises StateMismatchError if it has another topology, or the dataset cannot have grown from the earlier.
     """
     read = read_rank_state(state)
     check_topology(read, dataset.worker_config, dataset.pass_length)
@@ -93,20 +90,14 @@ def _continued(
     is_reweighted = not read["fingerprint"].get("weights") == prints["weights"] == now.prints["weights"]
     was_set = read_changes(read)
     kept = () if is_reweighted else was_set
-    streams = {
-        stream: at
-        and {
-            **at,
-            "node": _replaced(dataset, at["node"], "", _carrier(int(stream), readers, kept, is_reweighted)),
-        }
-        for stream, at in read["streams"].items()
-    }
-    changes = tuple(
-        change for reader in readers for change in _changes(reader, dataset.worker_config.streams)
-    )
-    report = ChangeReport(
-        changes, read["fingerprint"].get("weights") != prints["weights"], len(was_set) - len(kept)
-    )
+    streams = dict(read["streams"])
+    for stream, at in streams.items():
+        if at:
+            carried = _carrier(int(stream), readers, kept, is_reweighted)
+            streams[stream] = {**at, "node": _replaced(dataset, at["node"], "", carried)}
+    changes = [change for reader in readers for change in _changes(reader, dataset.worker_config.streams)]
+    has_weights = read["fingerprint"].get("weights") != prints["weights"]
+    report = ChangeReport(tuple(changes), has_weights, len(was_set) - len(kept))
     present = {"fingerprint": dict(now.prints), "options": now.options, "leaves": now.leaves}
     rest = {name: value for name, value in read.items() if kept or name != WEIGHTS}
     return with_digest({**rest, **present, "streams": streams}), report
@@ -140,13 +131,11 @@ def _check_can_have_grown(reader: _Reader) -> None:
         if before > after:
             raise _refused(f"{reader.name(number)} had {before} shards and has {after}")
         if before < after and index.selection is not None and index.selection.weights is not None:
-            raise _refused(
-                f"{reader.name(number)} has weight_by, and new samples change the share of each old one"
-            )
+            why = "has weight_by, and new samples change the share of each old one"
+            raise _refused(f"{reader.name(number)} {why}")
         if before < after and len(index.shard_counts) != after:
-            raise _refused(
-                f"{reader.name(number)} is a join: when a member grows, any of its rows may change"
-            )
+            why = "is a join: when a member grows, any of its rows may change"
+            raise _refused(f"{reader.name(number)} {why}")
     if reader.differs and dataset.packing is not None:
         raise _refused("planned packs are made of all samples, and some were added")
     if reader.differs and _has_concat(dataset.plan):
@@ -231,10 +220,7 @@ def _replaced(dataset: SavableDataset[Any], state: Any, path: str, change: Calla
 def _carrier(
     stream: int, readers: Sequence[_Reader], changes: tuple[WeightChange, ...], is_reweighted: bool
 ) -> Callable[[str, Any], Any]:
-    """Return a function that converts the state of a reader's node in one stream.
-
-    ``changes`` are weights that were set under way and still hold.
-    """
+    """Return a function that converts the state of a reader's node; ``changes`` of weights still hold."""
     by_path = {reader.path: reader for reader in readers}
 
     def change(path: str, state: Any) -> Any:

@@ -5,13 +5,11 @@ Four hashes tell one dataset from another, and say which part differs::
     "fingerprint": {"data": shards and their counts, "order": shuffling, slices, blending without weights,
                     "weights": of all blends, "pipeline": operators without weights}
 
-Whether a dataset grew is told by the numbers of its shards. Each reader dataset has an entry::
+The numbers of shards, a column of :mod:`energon_stream.schedule.packed`, tell whether a dataset grew: the
+hash of the data is made again from that many shards. If it differs, the marks name the leaf in the error: two
+bytes of a hash for each leaf, where there are at most 64; else None. Each reader dataset has an entry::
 
     "leaves": [[number of leaves, number of shards of each, marks], ...]
-
-The numbers are a column of :mod:`energon_stream.schedule.packed`. They prove nothing by themselves; the hash
-of the data, made again from that many shards, does. If that hash differs, the marks name the leaf in the
-error: two bytes of a hash for each leaf, where there are at most 64; else None.
 
 The options, where they are few, only word errors as well::
 
@@ -62,15 +60,13 @@ class Description:
     options: dict[str, Any] | None  # options by which errors name a difference; None where there are too many
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
-        """Return the parts of the fingerprint in which a state differs, in words, with options where they are
-        known."""
+        """Return, in words, the parts of the fingerprint in which a state differs."""
         saved = state["fingerprint"]
         differing = [name for name in _PARTS if saved.get(name) != self.prints[name]]
         return [self.difference(state, name) or f"{_PARTS[name]} differs" for name in differing]
 
     def difference(self, state: Mapping[str, Any], part: str) -> str:
-        """Return the options of ``"order"`` or ``"pipeline"`` that a state was saved with and that differ
-        now."""
+        """Return the saved options of ``"order"`` or ``"pipeline"`` that differ now."""
         kept, now = state.get("options"), self.options
         if not isinstance(kept, Mapping) or now is None:
             return ""
@@ -79,12 +75,7 @@ class Description:
                 found = list(_changes(_named(kept.get("orders")), _named(now["orders"]), ""))
             else:
                 found = list(_changes(kept.get(part), now.get(part), ""))
-        except (
-            AttributeError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ):  # damaged; the error that this is for comes all the same
+        except (AttributeError, RecursionError, TypeError, ValueError):  # damaged: the other error is raised
             return ""
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         return ", ".join(found[:_MOST_NAMED]) + more
@@ -201,10 +192,7 @@ def marks(leaves: Sequence[Any]) -> tuple[bytes, ...]:
 
 
 def read_leaves(saved: Any) -> list[SavedLeaves]:
-    """Read the leaves that a state was saved with.
-
-    Raises StateError if the state does not have them, or is damaged.
-    """
+    """Read the leaves that a state was saved with. Raises StateError if they are damaged or missing."""
     with reading("the datasets with which it was saved"):
         found, total = [], 0
         for number, packed, marked in saved:

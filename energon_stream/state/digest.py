@@ -1,8 +1,7 @@
 """The digest of a state, by which damage is told, whatever it hit.
 
-It is a hash of all other fields: BLAKE2b of their msgpack, with the keys of dicts in order. Lists and tuples
-have the same msgpack, so a state that went through JSON, YAML or msgpack keeps its digest. It protects from
-accidents. It is no signature: who can write a state can write its digest too.
+It is BLAKE2b of the msgpack of all other fields, with the keys of dicts in order. Lists and tuples have the
+same msgpack, so a state that went through JSON, YAML or msgpack keeps its digest. It is no signature.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ _MOST_REPEATED = 1 << 20
 
 
 def with_digest(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state with the digest of its other fields. Whatever changes a state makes it anew.
-
-    Raises StateError if the state holds a value that is not of a built-in type.
-    """
+    """Return a state with the digest of its other fields; StateError if one is not of a built-in type."""
     fields = {name: value for name, value in state.items() if name != DIGEST}
     try:
         packed = msgpack.packb(_ordered(fields), use_bin_type=True, default=_wide)
@@ -37,10 +33,7 @@ def with_digest(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_digest(state: Mapping[str, Any]) -> None:
-    """Check that a state is what was saved, and that it can be packed.
-
-    Raises StateError if it is not.
-    """
+    """Raise StateError unless a state is what was saved and can be packed."""
     with reading():
         stored, written = _sizes(state)
         if written > _MOST_REPEATED + 8 * stored:
@@ -82,9 +75,9 @@ def _wide(value: Any) -> str:
 
 
 def _sizes(state: Any) -> tuple[int, int]:
-    """Return the size of a state in memory and when it is written, in values or eight bytes.
+    """Return the size of a state in memory and when it is written, which a pickle that repeats values hides.
 
-    A pickle may repeat values, and so be small where msgpack of it is large. Each value is visited once.
+    Units are values or eight bytes. Each value is visited once.
     """
     sizes: dict[int, int] = {}
     stored = 0

@@ -1,10 +1,8 @@
 """Weights that a program set for a mixture, in saved states.
 
-Format: ``[[batch of the job, weight of each source, ...], ...]``, ascending. A state has them if some were
-set.
-
-A state of a blend by weights also has ``[step, batch]``: the step at which it was saved, and the number of
-batches that the job had made. Steps after it are counted from there, on any number of ranks.
+Format: ``[[batch of the job, weight of each source, ...], ...]``, ascending, if some were set. A state of a
+blend by weights also has ``[step, batch]``: the step at which it was saved, and the batches that the job had
+made. Steps after it are counted from there, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -40,18 +38,14 @@ def read_changes(state: Mapping[str, Any]) -> tuple[WeightChange, ...]:
 def _read_change(saved: Any) -> WeightChange:
     if isinstance(saved, (list, tuple)) and len(saved) > 1 and is_count(saved[0]):
         begin, *weights = saved
-        if all(type(weight) in (int, float) and 0 <= weight < math.inf for weight in weights) and any(
-            weights
-        ):
+        fits = all(type(weight) in (int, float) and 0 <= weight < math.inf for weight in weights)
+        if fits and any(weights):
             return WeightChange(begin, tuple(map(float, weights)))
     raise damaged(f"{shown(saved)} for a change of weights")
 
 
 def read_steps(state: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the step at which a state was saved, and the batches of the job by then; (0, 0) without them.
-
-    Raises StateError if they are damaged.
-    """
+    """Return the step at which a state was saved, and the batches of the job by then; (0, 0) without them."""
     saved = state.get(STEPS, (0, 0))
     if not isinstance(saved, (list, tuple)) or len(saved) != 2 or not all(map(is_count, saved)):
         raise damaged(f"{shown(saved)} for a step and the batches before it")

@@ -100,14 +100,9 @@ def make_rank_state(
 
 
 def read_rank_state(state: Any, streams: Sequence[int] | None = None) -> dict[str, Any]:
-    """Check that something is a whole rank state that nothing has damaged, and convert earlier versions.
+    """Check a rank's state, or its msgpack bytes, and convert earlier versions.
 
-    The states of the nodes are checked by the nodes that go on from them.
-
-    Args:
-        state: The state that ``save_state_rank`` returned, or its msgpack bytes; of any version that can be
-            read.
-        streams: The streams that it should have; None for those of its rank.
+    It should have ``streams``; None for those of its rank. Nodes check their own states when they go on.
 
     Raises:
         StateError: Not a state of this library, or a damaged one.
@@ -194,14 +189,9 @@ def check_rank_state(
 ) -> tuple[Rotation, dict[int, Any], tuple[WeightChange, ...], tuple[int, int]]:
     """Check a rank's state, or its msgpack bytes, against the dataset and the rank to restore.
 
-    Returns:
-        The rank's rotation, the state of each stream, the weights that were set for the mixture, and the step
-        of the state with the batches of the job before it.
-
-    Raises:
-        StateError: Not a state of this library, or a damaged one.
-        StateVersionError: A version that this library does not read.
-        StateMismatchError: Other data, another order or pipeline, or another topology.
+    Returns the rotation, the state of each stream, the weights that were set for the mixture, and the step of
+    the state with the batches of the job before it. Raises as :func:`read_rank_state`, and StateMismatchError
+    for other data, another order or pipeline, or another topology.
     """
     read = read_rank_state(state)
     rotation = check_topology(read, config, pass_length)
@@ -218,10 +208,7 @@ def check_rank_state(
 
 
 def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: int) -> Rotation:
-    """Check that a state is one of this rank, of this number of ranks and streams.
-
-    Raises StateMismatchError if it is not.
-    """
+    """Return the rotation of a state; StateMismatchError unless it is this rank's, of as many ranks."""
     saved, mine = read["topology"], _topology(config)
     if saved != mine:
         changed = ", ".join(
@@ -250,11 +237,7 @@ def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: i
 def summarize(state: Mapping[str, Any]) -> str:
     """Return in two lines which rank's state this is, and where the rank stands.
 
-    Args:
-        state: What ``save_state_rank()`` returned.
-
-    Raises:
-        StateError: The state is damaged.
+    Raises StateError if the state, which ``save_state_rank()`` returned, is damaged.
 
     Example:
         >>> from energon_stream import SavableDataLoader

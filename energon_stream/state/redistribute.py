@@ -1,7 +1,6 @@
 """Dealing the states of all ranks to another number of ranks.
 
-Streams own the state, and batch k of the job comes from stream k modulo the number of streams. So the states
-of all streams, and the index of the next batch, are all there is to deal.
+Streams own the state, so their states and the index of the job's next batch are all there is to deal.
 """
 
 from __future__ import annotations
@@ -20,18 +19,9 @@ if TYPE_CHECKING:
 
 
 def deal_state(states: Sequence[Any], rank: int, world_size: int) -> Any:
-    """Return the state with which one rank goes on; None if no rank had begun.
+    """Return the state with which one of ``world_size`` ranks goes on; None if no rank had begun.
 
-    Args:
-        states: The states of all ranks, saved after the same step, in any order. None for a rank that had not
-            begun.
-        rank: The rank.
-        world_size: Number of ranks now; it must divide the number of streams.
-
-    Raises:
-        StateError: One is not a state.
-        StateMismatchError: The states do not belong together, are not complete, or ``world_size`` does not
-            divide the streams.
+    ``states`` are of all ranks, as for :func:`redistribute`, with None for a rank that had not begun.
     """
     if not isinstance(states, (list, tuple)):
         raise StateError(

@@ -17,13 +17,8 @@ from energon_stream.schedule import damaged, is_count, shown
 
 def write_rotation(rotation: Rotation) -> list[Any]:
     """Return a rank's rotation as plain values."""
-    return [
-        rotation.next_stream,
-        sorted(rotation.ended),
-        rotation.consumed,
-        rotation.passes,
-        rotation.pass_length,
-    ]
+    ended = sorted(rotation.ended)
+    return [rotation.next_stream, ended, rotation.consumed, rotation.passes, rotation.pass_length]
 
 
 def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
@@ -46,10 +41,7 @@ def read_rotation(saved: Any, topology: Mapping[str, int]) -> Rotation:
 
 
 def check_batches(rotation: Rotation, topology: Mapping[str, int], batches: Mapping[int, int | None]) -> None:
-    """Check that streams have yielded as many batches as the rotation says; None for streams not begun.
-
-    Raises StateError if they have not.
-    """
+    """Raise StateError unless streams have yielded as many batches as the rotation says; None: not begun."""
     index = next_index(rotation, topology["rank"], topology["world_size"])
     for stream, yielded in batches.items():
         of_pass = share_of_stream(rotation.first_stream, index, rotation.num_streams, stream)
@@ -73,8 +65,7 @@ def next_index(rotation: Rotation, rank: int, world_size: int) -> int:
 def rotation_at(like: Rotation, index: int, rank: int, world_size: int) -> Rotation:
     """Return the rotation of a rank of another number of ranks.
 
-    ``like`` is that of any rank in the same pass, ``index`` the smallest :func:`next_index` of all ranks of
-    the job.
+    ``like`` is of any rank in the same pass, ``index`` the smallest :func:`next_index` of all ranks.
     """
     return Rotation(
         tuple(range(rank, like.num_streams, world_size)),

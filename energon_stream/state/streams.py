@@ -1,8 +1,7 @@
 """A rank's state as one entry a stream, for stores of states by key.
 
-``torch.distributed.checkpoint`` keeps one value for each key, whichever rank writes it, and lets any rank
-read it. Keyed by stream, states are dealt to another number of ranks by the keys that a rank asks for, and
-nothing else.
+``torch.distributed.checkpoint`` keeps one value for each key, whichever rank writes it. Keyed by stream,
+states are dealt to another number of ranks by the keys that a rank asks for.
 
 Format, version 1: ``{"format": "energon_stream.streams", "version": 1, "streams": {"<stream>": bytes}}``.
 Each entry is msgpack of a rank's state (:mod:`energon_stream.state.versions`) that has this stream only.
@@ -41,9 +40,7 @@ def split_streams(state: Mapping[str, Any]) -> dict[str, Any]:
 def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) -> dict[str, Any]:
     """Join the states of a rank's streams, whichever ranks saved them, from the union of state dicts.
 
-    Raises:
-        StateError: Not a state dict, or a damaged one.
-        StateMismatchError: Streams are missing, or were saved at different steps.
+    Raises StateMismatchError if streams are missing, or were saved at different steps.
     """
     entries = _entries(state_dict)
     mine = range(rank, num_streams, world_size)
@@ -88,9 +85,7 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
 def ranks_of_streams(state_dict: Any) -> list[dict[str, Any]]:
     """Return the states of the ranks whose streams are in a state dict, as these ranks saved them.
 
-    Raises:
-        StateError: Not a state dict, or a damaged one.
-        StateMismatchError: Streams of a rank are missing, or were saved at different steps.
+    Raises StateMismatchError if streams of a rank are missing, or were saved at different steps.
     """
     ranks: dict[int, dict[str, Any]] = {}
     for stream, data in _entries(state_dict).items():

@@ -32,8 +32,6 @@ from energon_stream.state.digest import check_digest
 
 FORMAT = "energon_stream.rank"
 VERSION = 4
-_ALWAYS = ("fingerprint", "topology", "streams")
-"""Fields of all versions."""
 _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """By version, the function that converts a state of it to the next version."""
 
@@ -41,9 +39,7 @@ _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 def migrate(state: Any) -> dict[str, Any]:
     """Check the digest of a rank's state of any version that can be read, and convert it to the present one.
 
-    Raises:
-        StateError: Not a state of this library, or a damaged one.
-        StateVersionError: A version that this library does not read.
+    Raises StateError, or StateVersionError for a version that this library does not read.
     """
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         raise StateError(
@@ -58,7 +54,7 @@ def migrate(state: Any) -> dict[str, Any]:
             f"the state has format version {shown(version)}; this library reads {', '.join(map(str, known))}",
             hint="resume with the version of energon_stream that saved it, or install a newer one",
         )
-    if missing := [name for name in _ALWAYS if name not in found]:
+    if missing := [name for name in ("fingerprint", "topology", "streams") if name not in found]:
         raise damaged(f"it has no {', '.join(missing)}")
     check_digest(found)
     with reading():

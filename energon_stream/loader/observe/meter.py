@@ -36,9 +36,7 @@ class Reporter:
         return ProcessReport(io, cache, self.profiler.snapshot())
 
     def news(self, must: bool = False) -> ProcessReport | None:
-        """Return a report if there must be one, or if there was a request or a look since the last one, which
-        was not just now.
-        """
+        """Return a report if there must be one, or there is something new and the last was not just now."""
         now = time.monotonic()
         if not must and now - self._told_at < _NEWS_SECONDS:
             return None

@@ -1,7 +1,4 @@
-"""Statistics as metrics: for exporters, as scalars of a step, and as lines of a log.
-
-Everything here looks at ``loader.stats()`` from outside, when somebody asks for it.
-"""
+"""Statistics as metrics: for exporters, as scalars of a step, and as lines of a log."""
 
 from __future__ import annotations
 
@@ -29,21 +26,13 @@ _BAR_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric of a loader, for exporters.
+    """A metric of a loader, for exporters."""
 
-    Attributes:
-        name: Its name, without the prefix.
-        kind: A counter grows; a gauge may take any value.
-        unit: Unit in UCUM, as OpenTelemetry has it.
-        text: What it is.
-        read: Returns its values by the value of ``label``; by ``""`` if it has no label.
-        label: Name of what tells the values apart.
-    """
-
-    name: str
+    name: str  # without the prefix
     kind: Literal["counter", "gauge"]
-    unit: str
+    unit: str  # in UCUM, as OpenTelemetry has it
     text: str
+    # Returns the values by the value of ``label``, which tells them apart; by ``""`` if there is none.
     read: Callable[[LoaderStats], Mapping[str, float]]
     label: str = ""
 
@@ -84,10 +73,7 @@ class Recent:
 
 
 def write_scalars(writer: Any, values: Mapping[str, float], step: int) -> None:
-    """Write scalars of a step with a writer of TensorBoard, Weights & Biases, or one that is like it.
-
-    Raises ConfigError if the writer has neither ``add_scalar``, ``log_metrics`` nor ``log``.
-    """
+    """Write scalars of a step with a writer of TensorBoard, Weights & Biases, or one that is like it."""
     if hasattr(writer, "add_scalar"):
         for name, value in values.items():
             writer.add_scalar(name, value, step)

@@ -170,10 +170,7 @@ class Monitor:
 
 
 def answer_monitor(line: socket.socket) -> None:
-    """Answer the main process's questions about the calling thread, in a thread that runs until the end.
-
-    When the main process is gone, the process has some seconds to end by itself.
-    """
+    """Answer questions about the calling thread, in another one, until the main process is gone."""
     line.settimeout(_PARENT_SECONDS)  # also makes it non-blocking for faulthandler, which must not wait
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=line.fileno(), all_threads=True)

@@ -1,7 +1,7 @@
 """The causes that the thread which makes batches spends its time on, found by looks at its stack.
 
-The thread itself does nothing for it. A cause is that of the innermost function that is known: a wait for a
-store within a user's function counts for the store, and an image that a cooker decodes counts for decoding.
+A cause is that of the innermost function that is known: a wait for a store within a user's function counts
+for the store.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent import futures
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from energon_stream.decode import FileStoreDecoder
 from energon_stream.pipeline.batching import BatchMaker
@@ -20,9 +20,6 @@ from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.stream_runner import StreamRunner
 from energon_stream.threads import Repeater, steady_stacks
 from energon_stream.tracing import current_recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,15 +53,10 @@ def counts_as(cause: str) -> Callable[[F], F]:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Looks at the threads that make batches. Add those of several processes.
+    """Numbers of looks at the threads that make batches. Add those of several processes."""
 
-    Attributes:
-        causes: Number of looks by cause, of ``CAUSES``.
-        functions: Number of looks that found a user's function, by its name.
-    """
-
-    causes: Mapping[str, int] = field(default_factory=dict)
-    functions: Mapping[str, int] = field(default_factory=dict)
+    causes: Mapping[str, int] = field(default_factory=dict)  # by cause, of ``CAUSES``
+    functions: Mapping[str, int] = field(default_factory=dict)  # that found a user's function, by its name
 
     def __add__(self, other: Profile) -> Profile:
         causes, functions = Counter(self.causes), Counter(self.functions)
@@ -123,25 +115,17 @@ class Profiler:
 
 
 def describe(frame: FrameType | None) -> tuple[str | None, str | None]:
-    """Return the cause of a stack, and the user's function in it. ``frame`` is the innermost one.
-
-    Both are None where no batch is made.
-    """
+    """Return the cause of a stack, and the user's function in it; None where no batch is made."""
     cause = None
-    for each in _outwards(frame):
-        found = _cause_of(each)
+    while frame is not None:
+        found = _cause_of(frame)
         cause = cause or found
         if found == ENCODE:
-            return cause, each.f_locals["self"].name
+            return cause, frame.f_locals["self"].name
         if found is not None and found not in (STORE, DECODE, COLLATE):
             break
-    return cause, None
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
         frame = frame.f_back
+    return cause, None
 
 
 def _cause_of(frame: FrameType) -> str | None:

@@ -31,11 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Writes a loader's statistics to a file of its own every second, until closed or the loader is gone.
-
-    A reader finds the old content or the new one. The file is removed in the end. The publisher does not keep
-    the loader alive, whose method it reads.
-    """
+    """Writes a loader's statistics to a file of its own every second, until closed or the loader is gone."""
 
     def __init__(self, read: Callable[[], LoaderStats], folder: str | os.PathLike[str]) -> None:
         self._read = WeakMethod(read)

@@ -30,19 +30,10 @@ class Traced(Protocol):
 
 
 class Trace:
-    """Records what a loader does, and writes it when it is closed.
+    """Records what a loader does, and writes it when it is closed; see ``BasicDataLoader.trace``.
 
-    Each process records its own events. When the trace ends, workers write theirs to files of a temporary
-    folder, and this process merges them.
-
-    Args:
-        path: File to write.
-        seconds: Seconds after which the trace ends by itself; None for no such end.
-        session: Returns the loader's running workers, or None before they start.
-
-    Raises:
-        ConfigError: ``seconds`` is not positive, or this process records another trace.
-        StorageError: The file cannot be written.
+    When the trace ends, workers write their events to files of a temporary folder, and this process merges
+    them. ``session`` returns the loader's running workers, or None before they start.
     """
 
     def __init__(
@@ -83,10 +74,7 @@ class Trace:
                 session.stop_trace(self._folder)
 
     def close(self) -> None:
-        """End the trace, and write the file, unless that was done.
-
-        Raises StorageError if the file cannot be written.
-        """
+        """End the trace, and write the file, unless that was done. Raises StorageError if it cannot be."""
         with self._lock:
             if self._is_over:
                 return
@@ -102,9 +90,8 @@ class Trace:
                     recorder.write(os.path.join(self._folder, "main.json"), "training loop")
                 self._merge()
             except OSError as error:
-                raise StorageError(
-                    f"the trace cannot be written: {error.strerror}", where=self.path
-                ) from error
+                what = f"the trace cannot be written: {error.strerror}"
+                raise StorageError(what, where=self.path) from error
             finally:
                 shutil.rmtree(self._folder, ignore_errors=True)
 

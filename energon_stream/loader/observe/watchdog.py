@@ -14,17 +14,10 @@ T = TypeVar("T")
 
 
 class Watchdog:
-    """Calls a function if nothing happens for some time. Each :meth:`reset` begins the time anew.
+    """Calls a function if nothing happens for some seconds. Each :meth:`reset` begins the time anew.
 
-    Args:
-        timeout: Seconds.
-        initial_timeout: Seconds before the first reset; None for ``timeout``.
-        callback: The function; None for none.
-        dump_stacks: Whether the stacks of all threads are written to standard error first.
-        enabled: Whether the time runs from the beginning.
-
-    Raises:
-        ConfigError: A time is not positive.
+    ``dump_stacks`` writes the stacks of all threads to standard error first. The time runs from the beginning
+    if the watchdog is ``enabled``, and until the first reset for ``initial_timeout``.
 
     Example:
         >>> barked = threading.Event()
