@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from importlib import metadata
-from typing import Any
+from typing import Any, NoReturn
+
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C or SIGTERM has ended."""
+
+_SECONDS = 1.0
+"""Time that requests in flight have to end."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
 
 
 def run() -> None:
@@ -23,18 +36,23 @@ def run_energon() -> None:
 
 def _run(name: str) -> None:
     try:
-        from energon_stream.cli import command_signals as signals
         from energon_stream.cli import main
 
-        signals.handle_sigterm()
+        signal.signal(signal.SIGTERM, _terminate)
         getattr(main, name)()
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted.\n")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except SystemExit as ended:
-        if ended.code == signals.INTERRUPTED:
-            signals.leave_soon()
+        if ended.code == INTERRUPTED:  # end soon, whatever threads wait for
+            timer = threading.Timer(_SECONDS, os._exit, (INTERRUPTED,))
+            timer.daemon = True
+            timer.start()
         raise
+
+
+def _terminate(number: int, frame: Any) -> NoReturn:
+    raise Terminated
 
 
 def _installed_command() -> Callable[[], Any] | None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from energon_stream.cli.options import json_option
-from energon_stream.cli.terminal import emit
+from energon_stream.cli.options import flag, json_option
+from energon_stream.cli.terminal import emit, wants_json
 from energon_stream.compat.debug_analysis import (
     DebugLogs,
     LoggedLoader,
@@ -28,45 +28,33 @@ from energon_stream.errors import ConfigError
 @click.option(
     "--heatmap-path",
     default="heatmap.png",
-    show_default=True,
     type=click.Path(dir_okay=False, path_type=Path),
     help="Picture to write.",
 )
 @click.option(
     "--heatmap-steps",
     default=1000,
-    show_default=True,
     type=click.IntRange(1),
     help="Largest width; where there are more steps, a column stands for several.",
 )
 @click.option(
     "--heatmap-samples",
     default=1000,
-    show_default=True,
     type=click.IntRange(1),
     help="Largest height; where there are more samples, a row stands for several.",
 )
 @click.option(
     "--heatmap-gain",
     default=10.0,
-    show_default=True,
     help="Factor of the brightness; with 1, the most visited place has full brightness.",
 )
-@click.option(
+@flag(
     "--force-loading-order",
-    is_flag=True,
     help="Show the samples as readers yielded them, before packing, grouping and batching.",
 )
-@click.option(
-    "--include-modality",
-    default="train",
-    show_default=True,
-    help="Loaders to choose from: train, val, or train,val.",
-)
-@click.option(
-    "--skip", default=0, show_default=True, type=click.IntRange(0), help="Steps to leave out at the start."
-)
-@click.option("--no-colors", is_flag=True, help="Draw all ranks in white.")
+@click.option("--include-modality", default="train", help="Loaders to choose from: train, val, or train,val.")
+@click.option("--skip", default=0, type=click.IntRange(0), help="Steps to leave out at the start.")
+@flag("--no-colors", help="Draw all ranks in white.")
 @json_option
 def analyze_debug(
     log_paths: tuple[Path, ...],
@@ -78,7 +66,6 @@ def analyze_debug(
     include_modality: str,
     skip: int,
     no_colors: bool,
-    as_json: bool,
 ) -> None:
     """Show in which order samples were loaded.
 
@@ -89,12 +76,12 @@ def analyze_debug(
     modes = modes_of(include_modality)
     files = find_logs(log_paths)
     logs = read_logs(files)
-    echo = partial(click.echo, err=as_json)
+    echo = partial(click.echo, err=wants_json())
     echo(f"{len(files)} logs" + (f", {logs.broken} lines cannot be read" if logs.broken else ""))
     if force_loading_order:
         visits = _read_order(logs, modes)
     else:
-        visits = _of_loader(_choose(logs, modes, as_json), logs, modes, as_json)
+        visits = _of_loader(_choose(logs, modes), logs, modes)
     table = VisitTable.of(visits, skip)
     several, shared = table.repeated()
     echo(f"Found {table.num_samples} unique sample keys, {table.num_steps} steps")
@@ -120,14 +107,14 @@ def analyze_debug(
         "repeated_on_several_ranks": shared,
         "heatmap": str(heatmap_path),
     }
-    emit(as_json, document)
+    emit(document)
 
 
-def _choose(logs: DebugLogs, modes: list[str], as_json: bool) -> LoggedLoader:
+def _choose(logs: DebugLogs, modes: list[str]) -> LoggedLoader:
     """Return the loader to show; ask if there are several."""
     loaders = {number: loader for number, loader in logs.loaders.items() if loader.mode in modes}
     for number, loader in sorted(logs.loaders.items()):
-        click.echo(f"  loader {number}: {loader}", err=as_json)
+        click.echo(f"  loader {number}: {loader}", err=wants_json())
     if not loaders:
         raise ConfigError(
             f"the logs have no loader of {' or '.join(modes)}", hint="choose others with --include-modality"
@@ -135,13 +122,13 @@ def _choose(logs: DebugLogs, modes: list[str], as_json: bool) -> LoggedLoader:
     if len(loaders) == 1:
         return next(iter(loaders.values()))
     names = click.Choice([str(number) for number in sorted(loaders)])
-    return loaders[int(click.prompt("Loader to show", type=names, err=as_json))]
+    return loaders[int(click.prompt("Loader to show", type=names, err=wants_json()))]
 
 
-def _of_loader(loader: LoggedLoader, logs: DebugLogs, modes: list[str], as_json: bool) -> list[Visit]:
+def _of_loader(loader: LoggedLoader, logs: DebugLogs, modes: list[str]) -> list[Visit]:
     if loader.visits or not logs.reads:
         return loader.visits
-    click.echo("The batches have no keys; the picture shows the order of reading.", err=as_json)
+    click.echo("The batches have no keys; the picture shows the order of reading.", err=wants_json())
     return _read_order(logs, modes)
 
 

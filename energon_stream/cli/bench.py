@@ -7,63 +7,41 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.options import (
-    json_option,
-    order_options,
-    path_argument,
-    require_batch_size,
-    storage_option,
-)
-from energon_stream.cli.terminal import echo, emit
+from energon_stream.cli.options import Command, dataset_arguments
+from energon_stream.cli.terminal import echo, emit, wants_json
+from energon_stream.cli.training_arguments import order_options, require_batch_size
 from energon_stream.tools.doctor.bench_report import page, picture
 from energon_stream.tools.doctor.measure import BenchRun
 from energon_stream.tools.doctor.measure import bench as measure
 
 
-def _numbers(ctx: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:
-    try:
-        return None if value is None else [int(number) for number in value.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no list of numbers, such as 1,2,4") from None
+def _numbers_option(flag: str, default: str | None, metavar: str, text: str) -> Command:
+    def parse(ctx: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:
+        try:
+            return None if value is None else [int(number) for number in value.split(",")]
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is no list of numbers, such as 1,2,4") from None
+
+    return click.option(flag, callback=parse, default=default, metavar=metavar, help=text)
 
 
 @click.command()
-@path_argument
-@storage_option
+@dataset_arguments
 @order_options
-@click.option("--seconds", default=60.0, show_default=True, help="Time of all runs together.")
-@click.option(
-    "--workers", callback=_numbers, metavar="N,…", help="Workers to try. [default: 0,1,2,4,… processors]"
-)
-@click.option(
-    "--in-flight",
-    callback=_numbers,
-    default="16,64,128",
-    show_default=True,
-    metavar="N,…",
-    help="Requests of a process at one time to try.",
-)
-@click.option(
-    "--request-mib",
-    callback=_numbers,
-    default="1,6,16",
-    show_default=True,
-    metavar="MIB,…",
-    help="Largest requests to try, in MiB.",
-)
+@click.option("--seconds", default=60.0, help="Time of all runs together.")
+@_numbers_option("--workers", None, "N,…", "Workers to try. [default: 0,1,2,4,… processors]")
+@_numbers_option("--in-flight", "16,64,128", "N,…", "Requests of a process at one time to try.")
+@_numbers_option("--request-mib", "1,6,16", "MIB,…", "Largest requests to try, in MiB.")
 @click.option("--html", type=click.Path(dir_okay=False, writable=True), help="Write a report to this file.")
 @click.option("--png", type=click.Path(dir_okay=False, writable=True), help="Draw the runs into this file.")
-@json_option
 def bench(
     path: str,
     batch_size: int | None,
-    seconds: float,
     workers: list[int] | None,
     in_flight: list[int],
     request_mib: list[int],
     html: str | None,
     png: str | None,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Measure how fast training reads PATH with several settings, and print those to use.
@@ -74,11 +52,10 @@ def bench(
     found = measure(
         path,
         batch_size=require_batch_size(batch_size, "batches are measured"),
-        seconds=seconds,
         num_workers=workers,
         max_in_flight=in_flight,
         max_request=[size << 20 for size in request_mib],
-        on_run=None if as_json else _show,
+        on_run=None if wants_json() else _show,
         **options,
     )
     if html is not None:
@@ -87,7 +64,7 @@ def bench(
         picture(found).save(png, "PNG")
     best = f"Best: {found.best.setting}. {found.best.verdict}"
     code = f"Settings: get_train_dataset(…, {found.code})"
-    emit(as_json, found.as_json(), lambda: echo(best), lambda: echo(code))
+    emit(found.as_json(), lambda: echo(best), lambda: echo(code))
 
 
 def _show(run: BenchRun) -> None:

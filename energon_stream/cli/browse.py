@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import Any
 
 import click
 
-from energon_stream.cli.options import (
-    json_option,
-    path_argument,
-    require_batch_size,
-    storage_option,
-    training_options,
-)
 from energon_stream.cli.terminal import echo, emit
+from energon_stream.cli.training_arguments import require_batch_size, training_arguments
 
 _BATCH_SIZE = 32
-_OF_RUN = ("world_size", "num_workers", "num_streams", "seed_offset")
+_NOTE = "Ctrl-C ends it. Who knows this URL can read the dataset on this machine."
+_OF_RUN = ("rank", "world_size", "num_workers", "num_streams", "seed_offset")
 
 
 @click.command()
-@path_argument
-@storage_option
-@training_options
-@click.option("--port", default=0, show_default=True, help="TCP port on 127.0.0.1; 0 takes a free one.")
+@training_arguments
+@click.option("--port", default=0, help="TCP port on 127.0.0.1; 0 takes a free one.")
 @click.option("--step", type=click.IntRange(0), help="Begin with this step of the run, counted from 0.")
-@click.option("--rank", default=0, show_default=True, help="Rank of the job, for --step.")
-@json_option
 def browse(
     path: str,
     storage_options: dict[str, Any] | None,
     port: int,
     step: int | None,
-    rank: int,
     batch_size: int | None,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Show a dataset or metadataset in a web browser: pictures, players, texts, search, filters and steps.
@@ -51,14 +39,10 @@ def browse(
         batch_size = require_batch_size(batch_size)
     of_run = {name: options.pop(name) for name in _OF_RUN}
     names = {name: options.pop(name) for name in ("split_config", "dataset_config")}
-    run = Run(step, batch_size or _BATCH_SIZE, rank, **of_run, options=options)
+    run = Run(step, batch_size or _BATCH_SIZE, **of_run, options=options)
     with serving(path, port=port, run=run, storage_options=storage_options, **names) as served:
-        lines = (
-            f"{path} is shown at {served.url}",
-            "Ctrl-C ends it. Who knows this URL can read the dataset on this machine.",
-        )
         document = {"url": served.url, "port": served.port, "token": served.token}
-        emit(as_json, document, *(partial(echo, line) for line in lines))
+        emit(document, lambda: echo(f"{path} is shown at {served.url}"), lambda: echo(_NOTE))
         try:
             threading.Event().wait()
         except KeyboardInterrupt:

@@ -24,13 +24,24 @@ from energon_stream.cache.maintenance import (
     list_objects,
     verify_cache,
 )
-from energon_stream.cli.options import cache_option, json_option, require_cache, show_size
+from energon_stream.cli.options import cache_option, json_option, option_group, require_cache, show_size
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.progress import Progress
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def _open(cache_dir: str | None) -> CacheDirectory:
+    directory = CacheDirectory(require_cache(cache_dir).directory)
+    if not directory.exists():
+        raise ConfigError("there is no cache here", where=directory.directory, hint="Check the path.")
+    return directory
+
+
+_directory = option_group(cache_option, json_option, directory=_open)
+"""The command gets the directory of the cache, which must exist, as ``directory``."""
 
 
 @click.group()
@@ -44,26 +55,24 @@ def cache() -> None:
 @cache.command()
 @cache_option
 @json_option
-def path(cache_dir: str | None, as_json: bool) -> None:
+def path(cache_dir: str | None) -> None:
     """Show the directory in effect."""
     directory = str(require_cache(cache_dir).directory)
-    emit(as_json, {"directory": directory}, lambda: click.echo(directory))
+    emit({"directory": directory}, lambda: click.echo(directory))
 
 
 @cache.command()
 @click.argument("dataset", required=False)
-@cache_option
-@json_option
-def ls(dataset: str | None, cache_dir: str | None, as_json: bool) -> None:
+@_directory
+def ls(dataset: str | None, directory: CacheDirectory) -> None:
     """List datasets, or the objects of DATASET (its root URL)."""
-    directory = _open(cache_dir)
     if dataset is None:
         datasets = list_datasets(directory)
         document = {"datasets": [found._asdict() for found in datasets]}
-        emit(as_json, document, lambda: _show_datasets(datasets))
+        emit(document, lambda: _show_datasets(datasets))
         return
     objects = list(list_objects(directory, _root_folder(directory, dataset)))
-    emit(as_json, {"objects": [each._asdict() for each in objects]}, lambda: _show_objects(objects))
+    emit({"objects": [each._asdict() for each in objects]}, lambda: _show_objects(objects))
 
 
 def _show_datasets(datasets: list[CachedDataset]) -> None:
@@ -82,7 +91,7 @@ def _show_objects(objects: list[CachedObject]) -> None:
 @cache.command()
 @cache_option
 @json_option
-def stats(cache_dir: str | None, as_json: bool) -> None:
+def stats(cache_dir: str | None) -> None:
     """Show how full the cache is."""
     config, directory = require_cache(cache_dir), _open(cache_dir)
     datasets, usage = list_datasets(directory), directory.ledger.usage()
@@ -97,7 +106,7 @@ def stats(cache_dir: str | None, as_json: bool) -> None:
         "free_bytes": shutil.disk_usage(config.directory).free,
         "datasets": [found._asdict() for found in datasets],
     }
-    emit(as_json, document, lambda: _show_stats(document, datasets))
+    emit(document, lambda: _show_stats(document, datasets))
 
 
 def _kept(directory: CacheDirectory) -> dict[str, dict[str, int]]:
@@ -126,18 +135,16 @@ def _show_stats(found: dict[str, Any], datasets: list[CachedDataset]) -> None:
 
 
 @cache.command()
-@cache_option
-@json_option
-def verify(cache_dir: str | None, as_json: bool) -> None:
+@_directory
+def verify(directory: CacheDirectory) -> None:
     """Hash all blocks, remove damaged ones, and count the bytes anew.
 
     Exits with status 1 if a block was damaged.
     """
-    directory = _open(cache_dir)
     total = sum(found.bytes for found in list_datasets(directory))
     with _named_errors(directory), Progress(total, unit="B") as shown:
         report = verify_cache(directory, shown.advance)
-    emit(as_json, report._asdict(), lambda: _show_verified(report))
+    emit(report._asdict(), lambda: _show_verified(report))
     if not report.counted:
         click.echo("The bytes were not counted anew, because other processes kept writing.", err=True)
     if report.damaged:
@@ -153,31 +160,22 @@ def _show_verified(report: VerifyReport) -> None:
 
 
 @cache.command()
-@cache_option
+@_directory
 @click.option("--dataset", metavar="URL", help="Only this dataset.")
 @click.option("--older-than", metavar="AGE", help="Only what was not used for this long: 30m, 12h, 7d, 2w.")
-@json_option
-def clear(cache_dir: str | None, dataset: str | None, older_than: str | None, as_json: bool) -> None:
+def clear(directory: CacheDirectory, dataset: str | None, older_than: str | None) -> None:
     """Remove everything, one dataset, or what was not used for long.
 
     Running processes continue, and fetch removed bytes again when they need them. Indices of plain tars that
     they use stay.
     """
     seconds = None if older_than is None else _age(older_than)
-    directory = _open(cache_dir)
     root_folder = None if dataset is None else _root_folder(directory, dataset)
     with _named_errors(directory):
         report = clear_cache(directory, root_folder, unused_for=seconds)
     kept = f" and {report.kept_files} kept files" if report.kept_files else ""
     removed = f"Removed {report.blocks} blocks{kept}, {show_size(report.bytes)}"
-    emit(as_json, report._asdict(), lambda: click.echo(removed))
-
-
-def _open(cache_dir: str | None) -> CacheDirectory:
-    directory = CacheDirectory(require_cache(cache_dir).directory)
-    if not directory.exists():
-        raise ConfigError("there is no cache here", where=directory.directory, hint="Check the path.")
-    return directory
+    emit(report._asdict(), lambda: click.echo(removed))
 
 
 def _root_folder(directory: CacheDirectory, url: str) -> str:

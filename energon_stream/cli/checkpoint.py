@@ -31,7 +31,7 @@ _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists
 @checkpoint.command()
 @_FILES
 @json_option
-def info(files: tuple[Path, ...], as_json: bool) -> None:
+def info(files: tuple[Path, ...]) -> None:
     """Show what saved states contain, and to how many ranks they can be dealt."""
     read = [found for file in files for found in read_states(file)]
     # Each loader in a folder is a checkpoint of its own; files may be parts of one.
@@ -42,7 +42,7 @@ def info(files: tuple[Path, ...], as_json: bool) -> None:
         {"path": str(file.path), "form": file.form, "ranks": list(map(_document, file.ranks))}
         for file in read
     ]
-    emit(as_json, {"files": documents, "dealing": verdicts}, lambda: _show(read, verdicts))
+    emit({"files": documents, "dealing": verdicts}, lambda: _show(read, verdicts))
 
 
 def _show(read: list[StateFile], verdicts: list[str]) -> None:
@@ -92,7 +92,7 @@ def _together(files: list[StateFile]) -> str:
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--new-world-size", type=int, prompt="New number of ranks", help="Number of ranks to deal to.")
 @json_option
-def redist(files: tuple[Path, ...], out: Path, new_world_size: int, as_json: bool) -> None:
+def redist(files: tuple[Path, ...], out: Path, new_world_size: int) -> None:
     """Deal the states of all ranks in FILES to another number of ranks, into the folder OUT.
 
     The result has the form of FILES: one file of all ranks stays one file; names of files for each rank get
@@ -104,4 +104,4 @@ def redist(files: tuple[Path, ...], out: Path, new_world_size: int, as_json: boo
     names = [name for file in read for name in file.names]
     contents = like(read, redistribute(states, new_world_size, names=names))
     written = [str(path) for path in write(out, contents, read[0].by_torch)]
-    emit(as_json, {"written": written}, lambda: echo_text("\n".join(f"wrote {path}" for path in written)))
+    emit({"written": written}, lambda: echo_text("\n".join(f"wrote {path}" for path in written)))

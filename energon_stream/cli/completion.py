@@ -14,7 +14,7 @@ _NAME = "energon-stream"
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @json_option
-def completion(shell: str, as_json: bool) -> None:
+def completion(shell: str) -> None:
     """Print a script that completes commands and options, for a shell's start-up file.
 
     For bash 4.4 or newer, put eval "$(energon-stream completion bash)" into ~/.bashrc; for zsh, the same with
@@ -26,4 +26,4 @@ def completion(shell: str, as_json: bool) -> None:
         raise click.UsageError(f"{shell} is not supported")
     command = click.get_current_context().find_root().command
     script = found(command, {}, _NAME, "_ENERGON_STREAM_COMPLETE").source()
-    emit(as_json, {"shell": shell, "script": script}, lambda: click.echo(script))
+    emit({"shell": shell, "script": script}, lambda: click.echo(script))

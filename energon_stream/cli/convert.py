@@ -11,7 +11,7 @@ from energon_stream.cache.config import parse_size
 from energon_stream.cli.dataset_yaml_wizard import chosen_dataset_yaml
 from energon_stream.cli.options import (
     engine_options,
-    find_engine,
+    flag,
     json_option,
     new_dataset_options,
     show_size,
@@ -28,6 +28,7 @@ from energon_stream.write.sources.detect import KINDS
 
 if TYPE_CHECKING:
     from energon_stream.engine.shares import Part
+    from energon_stream.engine.tasks import TaskEngine
     from energon_stream.write.convert import ConvertReport
     from energon_stream.write.convert_plan import ConvertPlan
 
@@ -73,26 +74,20 @@ _SHOWN = 60  # characters of a text in a preview
     default=None,
     help="Whether the folders of a plain folder are classes. [default: if each sample is one file in one folder]",
 )
-@click.option("--trust", is_flag=True, help="Load pickles of the source, which can run any code.")
+@flag("--trust", help="Load pickles of the source, which can run any code.")
 @click.option(
     "--max-size",
     default="1GB",
-    show_default=True,
     callback=lambda ctx, option, value: parse_size(value, "--max-size"),
     help="Largest size of a tar.",
 )
 @click.option("--max-count", type=click.IntRange(min=1), help="Largest number of samples in a tar.")
-@click.option("--check/--no-check", default=True, show_default=True, help="Read the tars back, and compare.")
-@click.option(
-    "--dry-run", is_flag=True, help="Show the first samples as they would be written; write nothing."
-)
+@click.option("--check/--no-check", default=True, help="Read the tars back, and compare.")
+@flag("--dry-run", help="Show the first samples as they would be written; write nothing.")
 @json_option
-@click.option(
-    "--num-workers",
-    type=click.IntRange(min=0),
-    help="Processes of this machine; 0 for none but this. [default: one a CPU]",
+@engine_options(
+    "--num-workers", "Processes of this machine; 0 for none but this. [default: one a CPU]", least=0
 )
-@engine_options
 @source_storage_option
 @new_dataset_options
 def convert(
@@ -103,10 +98,7 @@ def convert(
     field_map: str | None,
     source_storage_options: dict[str, Any] | None,
     dry_run: bool,
-    as_json: bool,
-    num_workers: int | None,
-    engine: str,
-    ray_address: str | None,
+    engine: TaskEngine,
     part: Part | None,
     progress: bool | None,
     classes: bool | None,
@@ -129,21 +121,20 @@ def convert(
         plan = plan_conversion(source, storage_options=source_storage_options, **options)
         document = _document(plan, sample_type, field_map)
         if dry_run:
-            emit(as_json, _plan(plan, document), lambda: _show_plan(plan, document))
+            emit(_plan(plan, document), lambda: _show_plan(plan, document))
             return
         writing["dataset_yaml"] = document
     elif field_map is not None:
         raise ConfigError("--field-map needs --sample-type", hint="Give both, or neither.")
-    used = find_engine(engine, ray_address, num_workers)
-    options |= {"source_storage_options": source_storage_options, "engine": used, "share": part}
+    options |= {"source_storage_options": source_storage_options, "engine": engine, "share": part}
     with Progress(unit="part", enabled=progress) as shown:
         report = convert_dataset(source, destination, progress=shown.reach, **writing, **options)
     if report is None:
         done = f"Part {part} is complete. Run the command without --part when all parts are."
-        emit(as_json, {"part": part}, lambda: echo(done))
+        emit({"part": part}, lambda: echo(done))
         return
     equal = report.rows in (None, report.samples)
-    emit(as_json, {**asdict(report), "equal": equal}, lambda: _show(report))
+    emit({**asdict(report), "equal": equal}, lambda: _show(report))
 
 
 def _pair(item: str) -> tuple[str, str]:
@@ -154,7 +145,7 @@ def _pair(item: str) -> tuple[str, str]:
 
 
 def _document(plan: ConvertPlan, sample_type: str | None, field_map: str | None) -> dict[str, Any]:
-    parts = sorted({name for sample in plan.preview for name in sample if not name.startswith("__")})
+    parts = sorted({name for sample in plan.preview for name in _parts_of(sample)})
     if sample_type is None:
         return dict(guess_dataset_yaml({tuple(sorted(_parts_of(sample))) for sample in plan.preview}))
     document = chosen_dataset_yaml(sample_type, field_map, parts)
@@ -171,9 +162,8 @@ def _parts_of(sample: dict[str, Any]) -> list[str]:
 
 def _show_plan(plan: ConvertPlan, document: dict[str, Any]) -> None:
     rows = "rows that are counted on reading" if plan.rows is None else f"{plan.rows} rows"
-    echo(
-        f"{plan.source.kind}: {rows} in {len(plan.sections)} sections, for {plan.num_parts} parts of the new dataset"
-    )
+    of = f"{len(plan.sections)} sections, for {plan.num_parts} parts of the new dataset"
+    echo(f"{plan.source.kind}: {rows} in {of}")
     for part in plan.columns.parts or ():
         echo(f"  {part}")
     if plan.left_out:
@@ -208,11 +198,8 @@ def _content(data: Any) -> str:
     """Return a text as it is, and the size of anything else."""
     if not isinstance(data, bytes):
         return repr(data)
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return show_size(len(data))
-    if not text.isprintable():
+    text = data.decode(errors="surrogateescape")
+    if not text.isprintable():  # surrogates are not
         return show_size(len(data))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({show_size(len(data))})"
 

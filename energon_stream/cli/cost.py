@@ -7,20 +7,14 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.options import (
-    json_option,
-    parallel_engine_options,
-    path_argument,
-    progress_option,
-    storage_option,
-)
+from energon_stream.cli.options import dataset_arguments, flag, parallel_engine_options, progress_option
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.progress import Progress
 from energon_stream.tools.curation.compute_costs import compute_costs
 
 
 @click.command()
-@path_argument
+@dataset_arguments
 @click.option("--name", required=True, help="Name of the costs, such as tokens.")
 @click.option(
     "--function", metavar="MODULE:FUNCTION", help="Gets a sample's parts as bytes, returns its cost."
@@ -35,12 +29,10 @@ from energon_stream.tools.curation.compute_costs import compute_costs
 @click.option(
     "--column", help="Column of the file, by default NAME; without --table, of the tables beside the index."
 )
-@click.option("--force", is_flag=True, help="Read all shards again, also those that have costs.")
-@storage_option
+@flag("--force", help="Read all shards again, also those that have costs.")
 @progress_option
-@json_option
 @parallel_engine_options
-def cost(path: str, name: str, progress: bool | None, as_json: bool, **options: Any) -> None:
+def cost(path: str, name: str, progress: bool | None, **options: Any) -> None:
     """Write the cost of each sample, such as its tokens, beside the index.
 
     PATH is a prepared dataset. Shards that have costs already, and have not changed, are not read again.
@@ -48,7 +40,6 @@ def cost(path: str, name: str, progress: bool | None, as_json: bool, **options: 
     with Progress(unit="tar", enabled=progress) as shown:
         report = compute_costs(path, name, on_done=shown.reach, **options)
     emit(
-        as_json,
         asdict(report),
         lambda: echo(
             f"{report.samples} samples in {report.shards} shards, of which {report.computed} were read; "

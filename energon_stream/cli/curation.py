@@ -20,13 +20,9 @@ from energon_stream.progress import Progress
 from energon_stream.tools.curation.derive import merge_datasets, sample_dataset, split_dataset
 from energon_stream.tools.curation.diff import DatasetDiff, diff_datasets
 
-_seed = click.option("--seed", default=0, show_default=True, help="Which samples are drawn.")
+_seed = click.option("--seed", default=0, help="Which samples are drawn.")
 _max_size = click.option(
-    "--max-size",
-    type=click.IntRange(min=1),
-    default=1_000_000_000,
-    show_default=True,
-    help="Bytes of a new tar.",
+    "--max-size", type=click.IntRange(min=1), default=1_000_000_000, help="Bytes of a new tar."
 )
 _max_count = click.option("--max-count", type=click.IntRange(min=1), help="Samples of a new tar.")
 
@@ -36,19 +32,17 @@ _max_count = click.option("--max-count", type=click.IntRange(min=1), help="Sampl
 @click.argument("second")
 @storage_option
 @progress_option
-@click.option(
-    "--content/--no-content", default=True, show_default=True, help="Compare bytes, not only names and sizes."
-)
+@click.option("--content/--no-content", default=True, help="Compare bytes, not only names and sizes.")
 @json_option
 @parallel_engine_options
-def diff(first: str, second: str, progress: bool | None, as_json: bool, **options: Any) -> None:
+def diff(first: str, second: str, progress: bool | None, **options: Any) -> None:
     """Compare two datasets: shards, keys, parts of all samples, and metadata.
 
     Samples are matched by key, in whatever shards they are. The exit status is 1 if anything differs.
     """
     with Progress(unit="tar", enabled=progress) as shown:
         found = diff_datasets(first, second, on_done=shown.reach, **options)
-    emit(as_json, found.as_json(), lambda: _show(first, second, found))
+    emit(found.as_json(), lambda: _show(first, second, found))
     if not found.is_equal:
         raise click.exceptions.Exit(1)
 
@@ -80,9 +74,7 @@ def _show(first: str, second: str, found: DatasetDiff) -> None:
 @progress_option
 @parallel_engine_options
 @json_option
-def merge(
-    sources: tuple[str, ...], target: str, progress: bool | None, as_json: bool, **options: Any
-) -> None:
+def merge(sources: tuple[str, ...], target: str, progress: bool | None, **options: Any) -> None:
     """Join datasets to a new one, TARGET, which has copies of their shards.
 
     To read several datasets as one without copying, name them in a metadataset.
@@ -91,7 +83,7 @@ def merge(
         counts = merge_datasets(sources, target, on_done=shown.reach, **options)
     samples = sum(counts.values())
     document = {"target": target, "samples": samples, "shards": counts}
-    emit(as_json, document, lambda: echo(f"{target}: {samples} samples in {len(counts)} shards"))
+    emit(document, lambda: echo(f"{target}: {samples} samples in {len(counts)} shards"))
 
 
 @click.command()
@@ -110,7 +102,6 @@ def split(
     targets: tuple[str, ...],
     ratio: str | None,
     keys: tuple[str, ...],
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Divide the samples of a dataset among new datasets, at random or by lists of keys."""
@@ -127,7 +118,7 @@ def split(
         **options,
     )
     lines = "\n".join(f"{name}: {count} samples" for name, count in found.items())
-    emit(as_json, {"samples": found}, lambda: echo_text(lines))
+    emit({"samples": found}, lambda: echo_text(lines))
 
 
 @click.command()
@@ -143,12 +134,12 @@ def split(
 @_max_size
 @_max_count
 @json_option
-def sample(path: str, target: str, keys: str | None, as_json: bool, **options: Any) -> None:
+def sample(path: str, target: str, keys: str | None, **options: Any) -> None:
     """Make a small dataset, TARGET, of some samples of a large one. Only their bytes are fetched."""
     wanted = None if keys is None else _lines(keys)
     count = sample_dataset(path, target, keys=wanted, **options)
     document = {"target": target, "samples": count}
-    emit(as_json, document, lambda: echo(f"{target}: {count} samples"))
+    emit(document, lambda: echo(f"{target}: {count} samples"))
 
 
 def _pairs(what: str, texts: tuple[str, ...] | list[str]) -> dict[str, str]:

@@ -1,4 +1,8 @@
-"""Content of ``dataset.yaml``: sample types by name, and field maps checked against the tars."""
+"""The questions of ``energon-stream prepare``, in Megatron-Energon's order, and content of ``dataset.yaml``.
+
+Answers may be piped in. An empty line means yes. Older versions asked fewer questions. So that lists of
+answers written for them still work, an answer other than yes or no is kept for the next question.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,17 @@ import dataclasses
 import json
 import typing
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import click
+
+from energon_stream.cli.options import parse_ratio
+from energon_stream.cli.terminal import echo, echo_text
 from energon_stream.config.fields import parse_field_map, parts_of
 from energon_stream.config.sample_types import SAMPLE_TYPES, check_fields
-from energon_stream.errors import ConfigError
-from energon_stream.printable import nearest
+from energon_stream.errors import ConfigError, EnergonStreamError
+from energon_stream.printable import nearest, printable_line
 from energon_stream.samples import METADATA_FIELDS, Sample
 
 CRUDE = "CrudeWebdataset"
@@ -112,3 +121,84 @@ def dataset_yaml(sample_type: str, field_map: Mapping[str, str] | None) -> dict[
     if field_map is not None:
         return {**document, "field_map": dict(field_map)}
     return document | {name: f"sample_loader.py:{name}" for name in ("sample_loader", "part_filter")}
+
+
+_YES, _NO = frozenset({"", "y", "yes"}), frozenset({"n", "no"})
+
+
+@dataclass(slots=True)
+class Wizard:
+    """Asks on the terminal."""
+
+    pending: str | None = None  # an answer to the next question, given at a yes-no question
+
+    def ratio(self) -> tuple[float, float, float]:
+        """Ask for the split ratio until it is valid."""
+        while True:
+            try:
+                return parse_ratio(self._ask('Split ratio of train, val and test, like "8,1,1"'))
+            except ConfigError as error:
+                echo_text(error)
+
+    def dataset_yaml(self, parts: Collection[str]) -> dict[str, Any] | None:
+        """Ask for the content of ``dataset.yaml``; None if the user wants none."""
+        echo(f"Parts in the tars: {', '.join(parts)}")
+        if not self._confirm("Create a dataset.yaml interactively? [Y/n]"):
+            return None
+        sample_type, field_map = self._sample_type(), None
+        question = "Set a simple field_map [Y], or write your own sample_loader [n]? [Y/n]"
+        if sample_type != CRUDE and self._confirm(question):
+            field_map = self._field_map(sample_type, parts)
+        return dataset_yaml(sample_type, field_map)
+
+    def _sample_type(self) -> str:
+        types = sample_types()
+        for number, name in enumerate(types):
+            click.echo(f"{number}. {name}")
+        click.echo(f"{len(types)}. {CRUDE} (plain dict for cooking)")
+        while True:
+            answer = self._ask("Dataset class, by number or name")
+            try:
+                if not answer.isdigit():
+                    return find_sample_type(answer)
+                if int(answer) <= len(types):
+                    return [*types, CRUDE][int(answer)]
+                click.echo(f"There is no class {answer}.")
+            except ConfigError as error:
+                echo_text(error)
+
+    def _field_map(self, sample_type: str, parts: Collection[str]) -> dict[str, str]:
+        click.echo(
+            "Name the part of each field. Also: json[field][field], or jpg,png for the first that exists."
+        )
+        field_map: dict[str, str] = {}
+        for field in sample_fields(sample_type):
+            optional = "" if field.required else ", empty to skip"
+            while True:
+                answer = self._ask(
+                    f"Please enter a webdataset field name for '{field.name}' ({field.type}{optional})"
+                )
+                if not answer and not field.required:
+                    break
+                try:
+                    check_parts({field.name: answer}, parts, f"field {field.name!r}")
+                    field_map[field.name] = answer
+                    break
+                except EnergonStreamError as error:
+                    echo_text(error)
+        return field_map
+
+    def _ask(self, question: str) -> str:
+        if self.pending is not None:
+            answer, self.pending = self.pending, None
+            echo(f"{question}: {answer}")
+            return answer
+        return str(click.prompt(printable_line(question), default="", show_default=False)).strip()
+
+    def _confirm(self, question: str) -> bool:
+        answer = self._ask(question)
+        if answer.lower() in _NO:
+            return False
+        if answer.lower() not in _YES:
+            self.pending = answer
+        return True

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from energon_stream.cli.options import cache_option, find_cache, json_option, path_argument, storage_option
-from energon_stream.cli.terminal import echo, emit
+from energon_stream.cli.terminal import echo, emit, wants_json
 from energon_stream.tools.doctor import Diagnosis, diagnose
 
 
@@ -15,13 +15,9 @@ from energon_stream.tools.doctor import Diagnosis, diagnose
 @path_argument
 @storage_option
 @cache_option
-@click.option(
-    "--seconds", default=2.0, show_default=True, help="Time of each of the four measurements of speed."
-)
+@click.option("--seconds", default=2.0, help="Time of each of the four measurements of speed.")
 @json_option
-def doctor(
-    path: str, storage_options: dict[str, Any] | None, cache_dir: str | None, seconds: float, as_json: bool
-) -> None:
+def doctor(path: str, storage_options: dict[str, Any] | None, cache_dir: str | None, seconds: float) -> None:
     """Find out whether a dataset can be read, how fast, and with which settings.
 
     PATH is a dataset, metadataset, tars, or a folder of them. Looks at the server's clock and region,
@@ -34,9 +30,9 @@ def doctor(
         storage_options=storage_options,
         cache=find_cache(cache_dir),
         seconds=seconds,
-        on_finding=None if as_json else echo,
+        on_finding=None if wants_json() else echo,
     )
-    emit(as_json, found.as_json(), lambda: _show(found))
+    emit(found.as_json(), lambda: _show(found))
     if not found.is_healthy:
         raise SystemExit(1)
 

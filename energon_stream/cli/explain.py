@@ -24,7 +24,7 @@ from energon_stream.tools.simulate.explain import explain as explain_steps
 @click.option(
     "--steps", required=True, metavar="FIRST:END", help="Steps of the rank, counted from 0; END is not one."
 )
-def explain(path: str, steps: str, as_json: bool, **options: Any) -> None:
+def explain(path: str, steps: str, **options: Any) -> None:
     """Print the requests that serve some steps of training, the most urgent first, and why.
 
     PATH is a dataset or a metadataset's .yaml. Give the options of the training; it begins at step 0. Indices
@@ -35,7 +35,7 @@ def explain(path: str, steps: str, as_json: bool, **options: Any) -> None:
     if match is None:
         raise ConfigError(f"--steps is {steps!r}", hint="Use FIRST:END, such as 0:10.")
     found = explain_steps(path, steps=(int(match[1]), int(match[2])), **find_training(options))
-    emit(as_json, {"requests": [request.as_dict() for request in found]}, lambda: _show(found))
+    emit({"requests": [request.as_dict() for request in found]}, lambda: _show(found))
 
 
 def _show(found: list[ExplainedRequest]) -> None:

@@ -34,7 +34,6 @@ def info(
     storage_options: dict[str, Any] | None,
     split_config: str,
     dataset_config: str,
-    as_json: bool,
 ) -> None:
     """Show what a dataset contains.
 
@@ -45,20 +44,20 @@ def info(
     spec = StoreSpec(path, storage_options)
     if kind == "metadataset":
         splits = _of_metadataset(path, storage_options)
-        emit(as_json, {"kind": kind, "url": path, "splits": splits}, lambda: _show_metadataset(splits))
+        emit({"kind": kind, "url": path, "splits": splits}, lambda: _show_metadataset(splits))
         return
     if kind == "jsonl":
         samples = open_jsonl(spec).num_samples
         document = {"kind": kind, "url": path, "samples": samples}
-        emit(as_json, document, lambda: echo(f"{path}: {samples} samples"))
+        emit(document, lambda: echo(f"{path}: {samples} samples"))
         return
     metadata = read_metadata_or_tars(spec, split_config=split_config, dataset_config=dataset_config)
     if isinstance(metadata, tuple):
         found = _of_plain(*metadata)
-        emit(as_json, found, lambda: _show_plain(found))
+        emit(found, lambda: _show_plain(found))
     else:
         found = _of_prepared(metadata, spec)
-        emit(as_json, found, lambda: _show_prepared(found))
+        emit(found, lambda: _show_prepared(found))
 
 
 def _of_prepared(metadata: DatasetMetadata, spec: StoreSpec) -> dict[str, Any]:

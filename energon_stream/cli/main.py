@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from energon_stream import conventions
-from energon_stream.cli.command_signals import INTERRUPTED, Terminated
+from energon_stream.cli import INTERRUPTED, Terminated
 from energon_stream.cli.terminal import printable_messages
 from energon_stream.errors import EnergonStreamError
 from energon_stream.printable import printable
@@ -51,7 +51,10 @@ _ALL = _OF_ENERGON | {
     "simulate": "Predict the speed of training from a store.",
 }
 
-_MODULES = dict.fromkeys(("diff", "merge", "sample", "split"), "curation")
+_MODULES = dict.fromkeys(("diff", "merge", "sample", "split"), "curation") | {
+    "when": "lineage",
+    "which": "lineage",
+}
 """Modules of commands that have none of their own."""
 
 _FLAGS = {
@@ -141,17 +144,17 @@ def in_flags(text: str, flags: dict[str, str]) -> str:
     return re.sub(whole, lambda match: flags[match[1]] if "_" in match[1] else match[1], text)
 
 
-_HELP = {"help_option_names": ["-h", "--help"]}
+_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 _version_option = partial(click.version_option, None, "-V", "--version", package_name="energon-stream")
 
 
-@click.group(cls=_Group, table=_ALL, context_settings=_HELP)
+@click.group(cls=_Group, table=_ALL, context_settings=_SETTINGS)
 @_version_option(message="%(package)s %(version)s")
 def main() -> None:
     """Prepare and inspect datasets in folders or on object storage."""
 
 
-@click.group(cls=_Group, table=_OF_ENERGON, context_settings=_HELP, invoke_without_command=True)
+@click.group(cls=_Group, table=_OF_ENERGON, context_settings=_SETTINGS, invoke_without_command=True)
 @_version_option(message="%(package)s %(version)s, with the commands of megatron-energon 7.4.1")
 @click.pass_context
 def energon(ctx: click.Context) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import stat
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cli.options import json_option, path_argument, storage_option
-from energon_stream.cli.terminal import emit
+from energon_stream.cli.options import flag, json_option, path_argument, storage_option
+from energon_stream.cli.terminal import wants_json
 from energon_stream.errors import ConfigError, EnergonStreamError, MissingPackageError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.storage import StoreSpec
@@ -29,12 +30,11 @@ _log = logging.getLogger(__name__)
 @path_argument
 @click.argument("mountpoint", type=click.Path(file_okay=False))
 @storage_option
-@click.option("-d", "--detach", is_flag=True, help="Go on in the background when the folder is mounted.")
-@click.option("-s", "--sample-folders", is_flag=True, help="Show a folder for each sample: key/part.")
-@click.option(
+@flag("-d", "--detach", help="Go on in the background when the folder is mounted.")
+@flag("-s", "--sample-folders", help="Show a folder for each sample: key/part.")
+@flag(
     "-w",
     "--allow-slow",
-    is_flag=True,
     help="Accept an index of an older version, and read the headers of each sample instead.",
 )
 @json_option
@@ -45,7 +45,6 @@ def mount(
     detach: bool,
     sample_folders: bool,
     allow_slow: bool,
-    as_json: bool,
 ) -> None:
     """Show the parts of a prepared dataset as read-only files below MOUNTPOINT.
 
@@ -59,16 +58,15 @@ def mount(
     from energon_stream.tools.file_tree import FileTree
 
     tree = FileTree(StoreSpec(path, storage_options), sample_folders=sample_folders, allow_slow=allow_slow)
-    source = path
+    ready = json.dumps({"path": path, "mountpoint": mountpoint}) if wants_json() else "Mount is ready to go."
     os.makedirs(mountpoint, exist_ok=True)
-    click.echo(f"Mounting {path} at {mountpoint}...", err=as_json)
+    click.echo(f"Mounting {path} at {mountpoint}...", err=wants_json())
 
     class Operations(FileOperations, fuse.Operations):  # type: ignore[misc, name-defined]
         """The tree's operations, for libfuse."""
 
         def init(self, path: str) -> None:
-            ready = {"path": source, "mountpoint": mountpoint}
-            emit(as_json, ready, lambda: click.echo("Mount is ready to go."))
+            click.echo(ready)
             is_mounted()
 
     try:
@@ -79,7 +77,7 @@ def mount(
             where=mountpoint,
             hint="check that /dev/fuse exists, and that you may use it",
         ) from error
-    click.echo("Closing energon mount.", err=as_json)
+    click.echo("Closing energon mount.", err=wants_json())
 
 
 class FileOperations:

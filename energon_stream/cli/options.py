@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from energon_stream.cache import CacheConfig
+from energon_stream.cli.terminal import note_json
 from energon_stream.engine.cluster import RayEngine
 from energon_stream.engine.processes import LocalEngine
 from energon_stream.engine.shares import Part
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
-from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
     from energon_stream.engine.tasks import TaskEngine
@@ -38,8 +38,8 @@ def option_group(*options: Callable[[Command], Command], **values: Callable[...,
         @wraps(command)
         def run(**given: Any) -> Any:
             for name, find in values.items():
-                taken = {option: given.pop(option) for option in signature(find).parameters}
-                given[name] = find(**taken)
+                taken = given.keys() & signature(find).parameters
+                given[name] = find(**{option: given.pop(option) for option in taken})
             return command(**given)
 
         decorated: Command = run
@@ -50,11 +50,19 @@ def option_group(*options: Callable[[Command], Command], **values: Callable[...,
     return decorate
 
 
+flag = partial(click.option, is_flag=True)
+
 path_argument = click.argument(
     "path", shell_complete=lambda ctx, option, value: [CompletionItem(value, type="file")]
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+def json_flag(text: str) -> Callable[[Command], Command]:
+    """Return the option ``--json``, whose value :func:`wants_json` returns."""
+    return flag("--json", expose_value=False, callback=note_json, help=text)
+
+
+json_option = json_flag("Print one JSON document.")
 
 
 def _parse(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Any] | None:
@@ -71,47 +79,48 @@ def _parse(ctx: click.Context, option: click.Parameter, values: tuple[str, ...])
 
 
 def _storage_option(name: str, text: str) -> Callable[[Command], Command]:
+    dest = f"{name.replace('-', '_')}s"
     return click.option(
-        f"--{name}",
-        f"{name.replace('-', '_')}s",
-        multiple=True,
-        callback=_parse,
-        metavar="KEY=VALUE",
-        help=text,
+        f"--{name}", dest, multiple=True, callback=_parse, metavar="KEY=VALUE", help=f"{text} Repeatable."
     )
 
 
 storage_option = _storage_option(
-    "storage-option",
-    "Option of the file system, such as endpoint_url=http://…; JSON values are parsed. Repeatable.",
+    "storage-option", "Option of the file system, such as endpoint_url=http://…; JSON values are parsed."
 )
 source_storage_option = _storage_option(
-    "source-storage-option", "The same for the file system of the source. Repeatable."
+    "source-storage-option", "The same for the file system of the source."
 )
 
-split_config_option = click.option(
-    "--split-config", default=SPLIT_CONFIG, show_default=True, help="File of the split parts."
-)
+dataset_arguments = option_group(path_argument, storage_option, json_option)
+
+split_config_option = click.option("--split-config", default=SPLIT_CONFIG, help="File of the split parts.")
 
 dataset_config_option = click.option(
-    "--dataset-config", default=DATASET_CONFIG, show_default=True, help="File of the sample type."
+    "--dataset-config", default=DATASET_CONFIG, help="File of the sample type."
 )
 
 split_parts_option = click.option(
     "--split-parts",
     metavar="NAME,…",
+    callback=lambda ctx, option, value: (
+        None if value is None else [name.strip() for name in value.split(",")]
+    ),
     help="Split parts, or splits of a metadataset. [default: all that have samples]",
 )
 
 
 def find_split_parts(
-    path: str, given: str | None, storage_options: dict[str, Any] | None, metadata: DatasetMetadata | None
+    path: str,
+    given: list[str] | None,
+    storage_options: dict[str, Any] | None,
+    metadata: DatasetMetadata | None,
 ) -> list[str]:
     """Return the split parts that the user gave; without any, those of a dataset or metadataset that have
     samples. ``metadata`` is that of a prepared dataset.
     """
     if given is not None:
-        return [name.strip() for name in given.split(",")]
+        return given
     if metadata is not None:
         return [name for name, shards in metadata.split.split_parts.items() if shards]
     if dataset_kind(path) == "metadataset":
@@ -134,12 +143,11 @@ part_option = click.option(
     help="Work on a share of the shards only, such as 0/8, for array jobs.",
 )
 
-engine_options = option_group(
+cluster_options = option_group(
     click.option(
         "--engine",
         type=click.Choice(["local", "ray"]),
         default="local",
-        show_default=True,
         help="Where shards are worked on: processes of this machine, or a Ray cluster.",
     ),
     click.option(
@@ -169,19 +177,22 @@ def find_chosen_engine(engine: str, ray_address: str | None, processes: int | No
     return None if processes is None and engine == "local" else used
 
 
-def _parallel_engine(engine: str, ray_address: str | None, parallel: int) -> TaskEngine:
-    return find_engine(engine, ray_address, parallel if parallel > 1 else 0)
+def engine_options(
+    flag: str, text: str, *, least: int = 1, find: Callable[..., TaskEngine | None] = find_engine
+) -> Command:
+    """Return the option of a number of processes, and those of an engine. The command gets ``engine``."""
+    processes = click.option(flag, "processes", type=click.IntRange(min=least), help=text)
+    return option_group(processes, cluster_options, engine=find)
 
 
 parallel_engine_options = option_group(
-    click.option(
-        "--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Number of processes."
+    click.option("--parallel", type=click.IntRange(min=1), default=1, help="Number of processes."),
+    cluster_options,
+    engine=lambda engine, ray_address, parallel: find_engine(
+        engine, ray_address, parallel if parallel > 1 else 0
     ),
-    engine_options,
-    engine=_parallel_engine,
 )
 """``--parallel`` and the options of an engine. The command gets the engine, as ``engine``."""
-
 
 tmp_path_option = click.option(
     "--tmp-path",
@@ -262,61 +273,3 @@ def show_size(size: int) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1000
     return f"{number:.1f} TB"
-
-
-order_options = option_group(
-    click.option(
-        "--split",
-        "split_part",
-        default="train",
-        show_default=True,
-        help="Split part, or split of a metadataset.",
-    ),
-    click.option("--batch-size", type=int, help="Samples of a step."),
-    click.option("--shuffle-buffer-size", type=int, help="As in training."),
-    click.option("--max-samples-per-sequence", type=int, help="As in training."),
-    click.option("--parallel-shard-iters", type=int, help="As in training."),
-    click.option("--shuffle-over-epochs-multiplier", default=1, show_default=True, help="As in training."),
-    click.option(
-        "--parts",
-        metavar="NAME,…",
-        callback=lambda ctx, option, value: None if value is None else value.split(","),
-        help="Parts that training reads, if it names them.",
-    ),
-    click.option(
-        "--subset",
-        metavar="FIRST,LAST",
-        callback=lambda ctx, option, value: None if value is None else _subset(value),
-        help="Share of the data: 10%,50% or 0,1000 or 1000,end.",
-    ),
-    split_config_option,
-    dataset_config_option,
-)
-"""The options that determine the order of samples."""
-
-training_options = option_group(
-    click.option("--world-size", default=1, show_default=True, help="Data-parallel ranks of the job."),
-    click.option("--num-workers", default=4, show_default=True, help="Workers of a rank."),
-    click.option("--num-streams", default=0, help="Streams of the job. [default: ranks times workers]"),
-    click.option("--seed-offset", default=0, show_default=True, help="As in training."),
-    order_options,
-)
-"""The options that determine a training's plan. :func:`find_config` takes some of them."""
-
-
-def find_config(rank: int, options: dict[str, Any]) -> WorkerConfig:
-    """Return a rank's configuration, and remove its options from those of the training."""
-    world_size, workers = options.pop("world_size"), options.pop("num_workers")
-    streams, seed = options.pop("num_streams"), options.pop("seed_offset")
-    return WorkerConfig(rank, world_size, workers, seed_offset=seed, num_streams=streams)
-
-
-def require_batch_size(batch_size: int | None, why: str = "steps are counted in samples") -> int:
-    """Return the value of ``--batch-size``, without which a command cannot work. Raises ConfigError."""
-    if batch_size is None:
-        raise ConfigError(f"--batch-size is missing: {why}")
-    return batch_size
-
-
-def _subset(text: str) -> list[str | int]:
-    return [int(end) if end.isdecimal() else end for end in text.split(",")]

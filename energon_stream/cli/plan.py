@@ -6,11 +6,25 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.options import cache_option, show_size
+from energon_stream.cli.options import cache_option, option_group, show_size
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.cli.training_arguments import find_training, packing_options, training_arguments
 from energon_stream.tools.simulate.forecast import Forecast, Prices
 from energon_stream.tools.simulate.forecast import forecast as forecast_steps
+
+_price_options = option_group(
+    click.option(
+        "--request-price",
+        "per_1000_requests",
+        default=0.0,
+        metavar="PRICE",
+        help="Price of 1,000 GET requests, such as 0.0004.",
+    ),
+    click.option(
+        "--gb-price", "per_gb", default=0.0, metavar="PRICE", help="Price of 10⁹ bytes that leave the store."
+    ),
+    prices=Prices,
+)
 
 
 @click.command()
@@ -18,42 +32,25 @@ from energon_stream.tools.simulate.forecast import forecast as forecast_steps
 @cache_option
 @packing_options
 @click.option("--steps", required=True, type=int, help="Steps of the rank, from the first one on.")
-@click.option(
-    "--request-price",
-    "per_1000_requests",
-    default=0.0,
-    metavar="PRICE",
-    help="Price of 1,000 GET requests, such as 0.0004.",
-)
-@click.option(
-    "--gb-price", "per_gb", default=0.0, metavar="PRICE", help="Price of 10⁹ bytes that leave the store."
-)
+@_price_options
 @click.option(
     "--png",
     type=click.Path(dir_okay=False, writable=True),
     metavar="FILE",
     help="Draw a heat map: where in the data the samples of each step lie.",
 )
-def plan(
-    path: str,
-    steps: int,
-    per_1000_requests: float,
-    per_gb: float,
-    png: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def plan(path: str, steps: int, prices: Prices, png: str | None, **options: Any) -> None:
     """Print what a rank will read in its first steps: samples, requests, bytes, their price, and the shuffle.
 
     PATH is a dataset or a metadataset's .yaml. Give the options of the training. Indices are read, samples
     are not. The price covers requests for samples; metadata, indices and retries come on top.
     """
-    prices, training = Prices(per_1000_requests, per_gb), find_training(options)
+    training = find_training(options)
     found = forecast_steps(path, steps=steps, **training)
     if png is not None:
         found.order.picture().save(png, "PNG")
     document = {**found.as_dict(), "price": found.price(prices)}
-    emit(as_json, document, lambda: _show(found, prices, training["worker_config"].world_size))
+    emit(document, lambda: _show(found, prices, training["worker_config"].world_size))
 
 
 def _show(found: Forecast, prices: Prices, ranks: int) -> None:

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from energon_stream.cli.dataset_yaml_wizard import (
-    SAMPLE_LOADER,
-    chosen_dataset_yaml,
-    sample_fields,
-)
+from energon_stream.cli.dataset_yaml_wizard import SAMPLE_LOADER, Wizard, chosen_dataset_yaml, sample_fields
 from energon_stream.cli.options import (
+    cluster_options,
     engine_options,
     find_chosen_engine,
     find_engine,
+    flag,
+    json_flag,
     json_option,
     new_dataset_options,
     option_group,
@@ -27,8 +26,7 @@ from energon_stream.cli.options import (
     storage_option,
     tmp_path_option,
 )
-from energon_stream.cli.terminal import echo, emit
-from energon_stream.cli.wizard import Wizard
+from energon_stream.cli.terminal import echo, emit, wants_json
 from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError, CorruptTarError
 from energon_stream.index.dataset import dataset_kind
@@ -51,8 +49,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 2
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document; ask nothing.")
-
 
 def _media_filter(
     media_metadata_by_glob: str | None, media_metadata_by_header: bool, media_metadata_by_extension: bool
@@ -67,16 +63,8 @@ def _media_filter(
 
 
 _media_options = option_group(
-    click.option(
-        "--media-metadata-by-extension",
-        is_flag=True,
-        help="Index the size of all files with an image's extension.",
-    ),
-    click.option(
-        "--media-metadata-by-header",
-        is_flag=True,
-        help="Index the size of all files that begin like an image.",
-    ),
+    flag("--media-metadata-by-extension", help="Index the size of all files with an image's extension."),
+    flag("--media-metadata-by-header", help="Index the size of all files that begin like an image."),
     click.option(
         "--media-metadata-by-glob",
         metavar="PATTERN,…",
@@ -91,51 +79,37 @@ _media_options = option_group(
 @path_argument
 @new_dataset_options
 @click.option("--exclude", metavar="REGEX", help="Leave out tars with a match anywhere in their path.")
-@click.option(
-    "--num-workers", "workers", default=16, show_default=True, help="Number of tars that are read at once."
-)
-@click.option("--tar-index-only", is_flag=True, help="Write the .tar.idx files only.")
-@click.option("--shuffle-tars", is_flag=True, help="Shuffle the tars before they are split.")
+@click.option("--num-workers", "workers", default=16, help="Number of tars that are read at once.")
+@flag("--tar-index-only", help="Write the .tar.idx files only.")
+@flag("--shuffle-tars", help="Shuffle the tars before they are split.")
 @_media_options
-@click.option(
-    "--fix-duplicates",
-    is_flag=True,
-    help="If tars share sample keys, write all tars anew, with names such as a.tar/x.jpg.",
+@flag(
+    "--fix-duplicates", help="If tars share sample keys, write all tars anew, with names such as a.tar/x.jpg."
 )
-@click.option(
-    "--checksums",
-    is_flag=True,
-    help="Also read all bytes, and write a checksum for each sample.",
-)
-@click.option("--non-interactive", is_flag=True, help="Ask nothing; a missing option is an error.")
-@click.option(
-    "--force-overwrite", "force", is_flag=True, help="Replace an existing preparation without asking."
-)
-@click.option(
+@flag("--checksums", help="Also read all bytes, and write a checksum for each sample.")
+@flag("--non-interactive", help="Ask nothing; a missing option is an error.")
+@flag("--force-overwrite", "force", help="Replace an existing preparation without asking.")
+@flag(
     "--append",
-    is_flag=True,
     help="Add the tars that the prepared dataset does not have; the split options are for them alone.",
 )
-@click.option(
-    "--skip-bad", is_flag=True, help="Leave out tars that cannot be used, and name them in the metadata."
-)
-@engine_options
+@flag("--skip-bad", help="Leave out tars that cannot be used, and name them in the metadata.")
+@cluster_options
 @click.option(
     "--max-gap",
     type=int,
     metavar="BYTES",
     help="Largest payload that is read on a store rather than jumped over by one more request. [default: 256 KiB]",
 )
-@click.option("--skip-dataset-yaml", is_flag=True, help="Write no dataset.yaml.")
+@flag("--skip-dataset-yaml", help="Write no dataset.yaml.")
 @click.option(
     "--dataset-yaml-name",
     "dataset_config",
     default=DATASET_CONFIG,
-    show_default=True,
     metavar="NAME",
     help="Name of the file in .nv-meta that says what samples are.",
 )
-@_json_option
+@json_flag("Print one JSON document; ask nothing.")
 def prepare(
     path: str,
     progress: bool | None,
@@ -145,7 +119,6 @@ def prepare(
     skip_dataset_yaml: bool,
     sample_type: str | None,
     field_map: str | None,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Index a folder of tars, a .jsonl file, or the joins of a metadataset.
@@ -160,14 +133,14 @@ def prepare(
         if options["media_filter"] is not None:
             hint = "Leave out the --media-metadata-by-… options."
             raise ConfigError("media metadata needs a folder", where=path, hint=hint)
-        (_prepare_jsonl if kind == "jsonl" else _prepare_joins)(path, storage_options, as_json)
+        (_prepare_jsonl if kind == "jsonl" else _prepare_joins)(path, storage_options)
         return
     if options["split_patterns"] and options["split_ratio"]:
         raise ConfigError("both --split-parts and --split-ratio are given", hint="Give one of them.")
     store = StoreSpec(path, storage_options).open()
     entries = find_shards(store, exclude=options["exclude"])
-    echo(f"Found {len(entries)} tar files, from {entries[0].path} to {entries[-1].path}.", err=as_json)
-    wizard = None if non_interactive or as_json else Wizard()
+    echo(f"Found {len(entries)} tar files, from {entries[0].path} to {entries[-1].path}.", err=wants_json())
+    wizard = None if non_interactive or wants_json() else Wizard()
     append, part, tar_index_only = options["append"], options["part"], options["tar_index_only"]
     if append and options["force"]:
         raise ConfigError("both --append and --force-overwrite are given", hint="Give one of them.")
@@ -183,11 +156,11 @@ def prepare(
         report = prepare_dataset(path, dataset_yaml=document, engine=used, progress=shown.reach, **options)
     if part is not None:
         done = f"Scanned {report.num_samples} samples in part {part}. Run without --part to publish."
-        emit(as_json, {"part": part, "samples": report.num_samples}, lambda: click.echo(done))
+        emit({"part": part, "samples": report.num_samples}, lambda: click.echo(done))
         return
     if document is not None and "sample_loader" in document:
         _write_sample_loader(store, document, report)
-    emit(as_json, {"samples": report.num_samples, **asdict(report)}, lambda: _show(report), _show_done)
+    emit({"samples": report.num_samples, **asdict(report)}, lambda: _show(report), _show_done)
 
 
 @click.command()
@@ -195,28 +168,13 @@ def prepare(
 @storage_option
 @progress_option
 @click.option(
-    "--num-workers",
-    "workers",
-    default=16,
-    show_default=True,
-    help="Number of batches of files that are read at once.",
+    "--num-workers", "workers", default=16, help="Number of batches of files that are read at once."
 )
 @_media_options
 @tmp_path_option
-@click.option(
-    "--parallel", type=click.IntRange(min=1), help="Read files in so many processes, not in threads."
-)
-@engine_options
+@engine_options("--parallel", "Read files in so many processes, not in threads.", find=find_chosen_engine)
 @json_option
-def prepare_media(
-    path: str,
-    progress: bool | None,
-    parallel: int | None,
-    engine: str,
-    ray_address: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def prepare_media(path: str, progress: bool | None, **options: Any) -> None:
     """Index the size of images, and the length of video and audio, of a prepared dataset or a folder.
 
     PATH is local, s3://… or any other fsspec URL. Needs one of the --media-metadata-by-… options. Video
@@ -224,10 +182,9 @@ def prepare_media(
     """
     if options["media_filter"] is None:
         raise ConfigError("no --media-metadata-by-… option is given", hint="Give one of them.")
-    used = find_chosen_engine(engine, ray_address, parallel)
     with Progress(unit="file", enabled=progress) as shown:
-        report = add_media(path, engine=used, progress=shown.advance, **options)
-    emit(as_json, asdict(report), lambda: _show_media(report), _show_done)
+        report = add_media(path, progress=shown.advance, **options)
+    emit(asdict(report), lambda: _show_media(report), _show_done)
 
 
 def _show_done() -> None:
@@ -247,17 +204,17 @@ def _show_media(report: MediaReport) -> None:
         echo(f"{len(report.unreadable)} files cannot be read, the first is {report.unreadable[0]}.", err=True)
 
 
-def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None, as_json: bool) -> None:
+def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None) -> None:
     samples = prepare_jsonl(path, storage_options=storage_options)
     done = f"Indexed {samples} records."
-    emit(as_json, {"samples": samples}, lambda: click.echo(done), _show_done)
+    emit({"samples": samples}, lambda: click.echo(done), _show_done)
 
 
-def _prepare_joins(path: str, storage_options: dict[str, Any] | None, as_json: bool) -> None:
+def _prepare_joins(path: str, storage_options: dict[str, Any] | None) -> None:
     from energon_stream.config import prepare_metadataset
 
     reports = prepare_metadataset(path, storage_options=storage_options)
-    emit(as_json, {"joins": [asdict(report) for report in reports]}, lambda: _show_joins(reports), _show_done)
+    emit({"joins": [asdict(report) for report in reports]}, lambda: _show_joins(reports), _show_done)
 
 
 def _show_joins(reports: Sequence[JoinReport]) -> None:

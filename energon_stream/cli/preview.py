@@ -18,7 +18,7 @@ from energon_stream.cli.options import (
     split_parts_option,
     storage_option,
 )
-from energon_stream.cli.terminal import echo, echo_text, emit
+from energon_stream.cli.terminal import echo, echo_text, emit, wants_json
 from energon_stream.errors import DatasetError, FatalSampleError
 from energon_stream.index.dataset import dataset_kind, read_metadata
 from energon_stream.samples import METADATA_FIELDS
@@ -50,18 +50,17 @@ _LONGEST = 1000
 def preview(
     path: str,
     storage_options: dict[str, Any] | None,
-    split_parts: str | None,
+    split_parts: list[str] | None,
     dataset_config: str,
     pictures: bool | None,
     count: int | None,
-    as_json: bool,
 ) -> None:
     """Print the samples of a dataset or metadataset, one after another.
 
     The command asks after each sample whether to go on; the end of the input means no. Images and other large
     values are described, and drawn on a terminal. The exit status is 1 if samples cannot be made.
     """
-    most = _MOST if as_json and count is None else count
+    most = _MOST if wants_json() and count is None else count
     if pictures is None:
         pictures = sys.stdout.isatty()
     metadata = None
@@ -74,9 +73,9 @@ def preview(
         for split in splits
         for found in enumerate(_samples(path, split, dataset_config, storage_options, failures))
     )
-    if as_json:
+    if wants_json():
         shown = [_described(sample) for _, sample in islice(numbered, most)]
-        emit(True, {"samples": shown, "failures": [str(failure) for failure in failures]})
+        emit({"samples": shown, "failures": [str(failure) for failure in failures]})
     else:
         _show(islice(numbered, most), pictures, asks=most is None)
     if failures:

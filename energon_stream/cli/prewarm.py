@@ -12,20 +12,17 @@ import click
 
 from energon_stream.cli.options import (
     cache_option,
+    dataset_arguments,
     engine_options,
     find_cache,
     find_chosen_engine,
-    find_config,
-    json_option,
-    path_argument,
+    flag,
     progress_option,
     require_cache,
     show_size,
-    storage_option,
-    training_options,
 )
 from energon_stream.cli.terminal import emit
-from energon_stream.cli.training_arguments import find_packing, packing_options
+from energon_stream.cli.training_arguments import find_config, find_packing, packing_options, training_options
 from energon_stream.errors import ConfigError
 from energon_stream.prewarming import PrewarmResult
 from energon_stream.prewarming import prewarm as fill_cache
@@ -33,8 +30,7 @@ from energon_stream.prewarming.results import PRICE_PER_1000_GET, PRICE_PER_GB
 
 
 @click.command()
-@path_argument
-@storage_option
+@dataset_arguments
 @progress_option
 @cache_option
 @click.option(
@@ -54,30 +50,20 @@ from energon_stream.prewarming.results import PRICE_PER_1000_GET, PRICE_PER_GB
     metavar="RANK|FIRST-LAST",
     help="Ranks of this node, such as 0-7. Repeatable. [default: 0]",
 )
-@click.option("--prefetch-factor", default=2, show_default=True, help="Batches that each worker holds ready.")
-@click.option("--verify", is_flag=True, help="Read everything back and compare hashes.")
-@click.option(
-    "--processes", type=click.IntRange(min=1), help="Number of processes that warm ranks. [default: 1]"
-)
-@engine_options
-@click.option("--dry-run", is_flag=True, help="Fetch no samples; show what would be fetched, and the cost.")
-@json_option
-@click.option(
-    "--price-per-1000-get", default=PRICE_PER_1000_GET, show_default=True, help="Dollars for 1,000 GET."
-)
-@click.option("--price-per-gb", default=PRICE_PER_GB, show_default=True, help="Dollars for 10⁹ bytes.")
+@click.option("--prefetch-factor", default=2, help="Batches that each worker holds ready.")
+@flag("--verify", help="Read everything back and compare hashes.")
+@engine_options("--processes", "Number of processes that warm ranks. [default: 1]", find=find_chosen_engine)
+@flag("--dry-run", help="Fetch no samples; show what would be fetched, and the cost.")
+@click.option("--price-per-1000-get", default=PRICE_PER_1000_GET, help="Dollars for 1,000 GET.")
+@click.option("--price-per-gb", default=PRICE_PER_GB, help="Dollars for 10⁹ bytes.")
 def prewarm(
     path: str,
     cache_dir: str | None,
     cache_size: str | None,
     ranks: tuple[str, ...],
     dry_run: bool,
-    processes: int | None,
-    engine: str,
-    ray_address: str | None,
     price_per_1000_get: float,
     price_per_gb: float,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Fetch into a node's cache what training will read.
@@ -89,7 +75,7 @@ def prewarm(
     With --processes or --engine ray, each rank is a task; all processes must share the cache directory.
     """
     find_packing(options)
-    numbers, chosen = _ranks(ranks), find_chosen_engine(engine, ray_address, processes)
+    numbers = _ranks(ranks)
     result = fill_cache(
         path,
         cache=(find_cache if dry_run else require_cache)(cache_dir, cache_size),
@@ -97,7 +83,6 @@ def prewarm(
         worker_config=find_config(numbers[0], options),
         dry_run=dry_run,
         isolated=False,
-        engine=chosen,
         **options,
     )
     show_plan = partial(_show_plan, result, len(numbers))
@@ -108,9 +93,9 @@ def prewarm(
         of = ": list prices of AWS S3 Standard in us-east-1, read from there" if listed else ""
         line = f"Cost: ${cost:.{2 if cost >= 1 else 6}f}, at {prices}{of}"
         document = {"plan": asdict(result.plan), "dollars": cost}
-        emit(as_json, document, show_plan, lambda: click.echo(line))
+        emit(document, show_plan, lambda: click.echo(line))
         return
-    emit(as_json, asdict(result), show_plan, lambda: _show_result(result))
+    emit(asdict(result), show_plan, lambda: _show_result(result))
     if result.damaged_bytes:
         raise SystemExit(1)
 

@@ -6,99 +6,56 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.options import show_size
+from energon_stream.cli.options import Command, option_group, show_size
 from energon_stream.cli.terminal import emit
 from energon_stream.cli.training_arguments import find_training, training_arguments
 from energon_stream.tools.simulate import Costs, Prediction, StoreModel
 from energon_stream.tools.simulate import simulate as predict
 
 
-def _megabytes(ctx: click.Context, option: click.Parameter, value: float) -> float:
-    return value * 1e6
+def _rate_option(*names: str, text: str) -> Command:
+    return click.option(
+        *names,
+        default=0.0,
+        show_default="no limit",
+        callback=lambda ctx, option, value: value * 1e6,
+        metavar="MB/S",
+        help=text,
+    )
+
+
+_store_options = option_group(
+    click.option("--latency", default=0.05, help="Seconds from a request to the first byte of its answer."),
+    click.option("--jitter", default=0.0, help="Seconds more on average, at random."),
+    _rate_option("--rate", "rate_total", text="Rate of all connections of the rank."),
+    _rate_option("--connection-rate", "rate_per_connection", text="Rate of a connection."),
+    click.option("--connections", default=64, help="Most requests of a process at one time."),
+    click.option("--errors", "error_share", default=0.0, help="Share of answers that are 503."),
+    click.option("--slow", "slow_share", default=0.0, help="Share of answers that are slow."),
+    click.option("--slow-factor", default=20.0, help="How many times as long the latency of these is."),
+    store=StoreModel,
+)
 
 
 @click.command()
 @training_arguments
 @click.option("--samples", type=int, help="Samples of the rank. [default: one pass]")
+@_store_options
 @click.option(
-    "--latency",
-    default=0.05,
-    show_default=True,
-    help="Seconds from a request to the first byte of its answer.",
+    "--sample-cost", default=Costs().sample, help="CPU seconds a sample in a worker, such as for decoding."
 )
-@click.option("--jitter", default=0.0, show_default=True, help="Seconds more on average, at random.")
-@click.option(
-    "--rate",
-    "rate_total",
-    default=0.0,
-    callback=_megabytes,
-    metavar="MB/S",
-    help="Rate of all connections of the rank. [default: no limit]",
-)
-@click.option(
-    "--connection-rate",
-    "rate_per_connection",
-    default=0.0,
-    callback=_megabytes,
-    metavar="MB/S",
-    help="Rate of a connection. [default: no limit]",
-)
-@click.option("--connections", default=64, show_default=True, help="Most requests of a process at one time.")
-@click.option(
-    "--errors", "error_share", default=0.0, show_default=True, help="Share of answers that are 503."
-)
-@click.option("--slow", "slow_share", default=0.0, show_default=True, help="Share of answers that are slow.")
-@click.option(
-    "--slow-factor", default=20.0, show_default=True, help="How many times as long the latency of these is."
-)
-@click.option(
-    "--sample-cost",
-    "sample",
-    default=Costs().sample,
-    show_default=True,
-    help="CPU seconds a sample in a worker, such as for decoding.",
-)
-@click.option("--seed", default=0, show_default=True, help="Chooses which answers are slow or errors.")
+@click.option("--seed", default=0, help="Chooses which answers are slow or errors.")
 def simulate(
-    path: str,
-    samples: int | None,
-    latency: float,
-    jitter: float,
-    rate_total: float,
-    rate_per_connection: float,
-    connections: int,
-    error_share: float,
-    slow_share: float,
-    slow_factor: float,
-    sample: float,
-    seed: int,
-    as_json: bool,
-    **options: Any,
+    path: str, samples: int | None, store: StoreModel, sample_cost: float, seed: int, **options: Any
 ) -> None:
     """Predict the speed and the requests of training from a store that answers as the options say.
 
     PATH is a dataset or a metadataset's .yaml, in a store or a local copy. Give the options of the training.
     Indices are read, samples are not. The prediction begins with the opening of the dataset.
     """
-    store = StoreModel(
-        latency=latency,
-        jitter=jitter,
-        rate_per_connection=rate_per_connection,
-        rate_total=rate_total,
-        connections=connections,
-        error_share=error_share,
-        slow_share=slow_share,
-        slow_factor=slow_factor,
-    )
-    found = predict(
-        path,
-        store,
-        costs=Costs(sample=sample),
-        samples=samples,
-        seed=seed,
-        **find_training(options, "the first batch is requested alone"),
-    )
-    emit(as_json, found.as_dict(), lambda: click.echo(_lines(found)))
+    training = find_training(options, "the first batch is requested alone")
+    found = predict(path, store, costs=Costs(sample=sample_cost), samples=samples, seed=seed, **training)
+    emit(found.as_dict(), lambda: click.echo(_lines(found)))
 
 
 def _lines(found: Prediction) -> str:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from energon_stream.cli.dcp_folder import read_dcp
-from energon_stream.cli.plain_pickle import load_plain
+from energon_stream.cli.plain_pickle import load_plain, read_dcp
 from energon_stream.errors import ConfigError, StateError, StateMismatchError
 from energon_stream.state import (
     STREAMS_FORMAT,
@@ -73,18 +72,16 @@ def read_states(path: Path) -> list[StateFile]:
     """
     try:
         if path.is_dir():
-            return [
-                StateFile(path, _size(content), True, None, "streams", tuple(ranks_of_streams(content)), key)
-                for key, content in read_dcp(path).items()
-            ]
+            return [_of_loader(path, key, content) for key, content in read_dcp(path).items()]
         return [_read_file(path)]
     except StateError as error:
         where = str(path) if error.where is None else f"{error.where} in {path}"
         raise type(error)(error.what, where=where, hint=error.hint) from error
 
 
-def _size(content: Mapping[str, Any]) -> int:
-    return sum(map(len, content["streams"].values()))
+def _of_loader(folder: Path, key: str, content: Mapping[str, Any]) -> StateFile:
+    size = sum(map(len, content["streams"].values()))
+    return StateFile(folder, size, True, None, "streams", tuple(ranks_of_streams(content)), key)
 
 
 def _read_file(path: Path) -> StateFile:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cli.options import json_option, path_argument, storage_option
+from energon_stream.cli.options import flag, json_option, path_argument, storage_option
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.prepare.add_tables import add_media_table, add_table, list_tables, remove_table
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @path_argument
 @click.argument("file", required=False)
 @click.option("--name", help="Name of the table. [default: samples, and media for --media]")
-@click.option("--media", is_flag=True, help="Make the table of the media metadata that prepare found.")
+@flag("--media", help="Make the table of the media metadata that prepare found.")
 @click.option("--remove", metavar="NAME", help="Remove this table.")
 @storage_option
 @json_option
@@ -30,7 +30,6 @@ def table(
     media: bool,
     remove: str | None,
     storage_options: dict[str, Any] | None,
-    as_json: bool,
 ) -> None:
     """Put a table of values beside the index of a dataset, for views.
 
@@ -43,7 +42,7 @@ def table(
         raise click.UsageError("--name is for a table that is added; give FILE or --media")
     if remove is not None:
         remove_table(path, remove, storage_options=storage_options)
-        emit(as_json, {"removed": remove}, lambda: echo(f"removed {remove}"))
+        emit({"removed": remove}, lambda: echo(f"removed {remove}"))
         return
     found: tuple[TableReport, ...]
     if file is not None:
@@ -52,7 +51,7 @@ def table(
         found = (add_media_table(path, name=name or "media", storage_options=storage_options),)
     else:
         found = list_tables(path, storage_options=storage_options)
-    emit(as_json, {"tables": [{"name": each.name, **asdict(each)} for each in found]}, lambda: _show(found))
+    emit({"tables": [{"name": each.name, **asdict(each)} for each in found]}, lambda: _show(found))
 
 
 def _show(tables: tuple[TableReport, ...]) -> None:

@@ -24,9 +24,19 @@ def echo_text(text: object, *, err: bool = False) -> None:
     click.echo(printable(str(text)), err=err)
 
 
-def emit(as_json: bool, document: Any, *show: Callable[[], object]) -> None:
-    """Print a result: the document as JSON, or what the functions print of it."""
-    if as_json:
+def note_json(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+    """Keep the value of ``--json`` for the rest of the command."""
+    ctx.meta[__name__] = value
+
+
+def wants_json() -> bool:
+    """Return whether the user asks for one JSON document. Call this in the command's thread."""
+    return bool(click.get_current_context().meta[__name__])
+
+
+def emit(document: Any, *show: Callable[[], object]) -> None:
+    """Print a result: the document if the user wants JSON, otherwise what the functions print of it."""
+    if wants_json():
         click.echo(json.dumps(document, default=str))
         return
     for each in show:

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from functools import partial
 
 import click
 
-from energon_stream.cli.terminal import echo
+from energon_stream.cli.options import flag, json_flag
+from energon_stream.cli.terminal import emit, wants_json
 from energon_stream.errors import ConfigError
 from energon_stream.tools.top.board import find_folder, read_board
 
 
 @click.command()
 @click.argument("folder", required=False)
-@click.option("--once", is_flag=True, help="Print the table once.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, once.")
-@click.option("--web", is_flag=True, help="Show it in a browser, on a port of this machine only.")
-@click.option("--port", default=8000, show_default=True, help="Port for --web.")
-def top(folder: str | None, once: bool, as_json: bool, web: bool, port: int) -> None:
+@flag("--once", help="Print the table once.")
+@json_flag("Print one JSON object, once.")
+@flag("--web", help="Show it in a browser, on a port of this machine only.")
+@click.option("--port", default=8000, help="Port for --web.")
+def top(folder: str | None, once: bool, web: bool, port: int) -> None:
     """Show the loaders that write their statistics to FOLDER: rates, waiting, requests, cache, slowest rank.
 
     Train with ENERGON_STREAM_STATS_DIR=FOLDER. It is the default of FOLDER here, too.
     """
     place = find_folder(folder)
-    if web and (once or as_json):
+    if web and (once or wants_json()):
         raise ConfigError("--web goes with neither --once nor --json", hint="Leave one of them out.")
-    if as_json:
-        echo(json.dumps(read_board(place).as_json()))
+    if wants_json():
+        emit(read_board(place).as_json())
     elif once:
         click.echo(read_board(place).text())
     elif web:

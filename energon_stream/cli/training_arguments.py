@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, get_args
 
 import click
 
 from energon_stream.cli.options import (
+    dataset_arguments,
+    dataset_config_option,
     find_cache,
-    find_config,
-    json_option,
-    path_argument,
-    require_batch_size,
-    storage_option,
-    training_options,
+    option_group,
+    split_config_option,
 )
 from energon_stream.config.planned_packs import PlannedPacking
 from energon_stream.errors import ConfigError
 from energon_stream.schedule.planned import Overlong
+from energon_stream.worker import WorkerConfig
 
-_OPTIONS = (
+order_options = option_group(
+    click.option("--split", "split_part", default="train", help="Split part, or split of a metadataset."),
+    click.option("--batch-size", type=int, help="Samples of a step."),
+    click.option("--shuffle-buffer-size", type=int, help="As in training."),
+    click.option("--max-samples-per-sequence", type=int, help="As in training."),
+    click.option("--parallel-shard-iters", type=int, help="As in training."),
+    click.option("--shuffle-over-epochs-multiplier", default=1, help="As in training."),
+    click.option(
+        "--parts",
+        metavar="NAME,…",
+        callback=lambda ctx, option, value: None if value is None else value.split(","),
+        help="Parts that training reads, if it names them.",
+    ),
+    click.option(
+        "--subset",
+        metavar="FIRST,LAST",
+        callback=lambda ctx, option, value: None if value is None else _subset(value),
+        help="Share of the data: 10%,50% or 0,1000 or 1000,end.",
+    ),
+    split_config_option,
+    dataset_config_option,
+)
+"""The options that determine the order of samples."""
+
+
+def _subset(text: str) -> list[str | int]:
+    return [int(end) if end.isdecimal() else end for end in text.split(",")]
+
+
+training_options = option_group(
+    click.option("--world-size", default=1, help="Data-parallel ranks of the job."),
+    click.option("--num-workers", default=4, help="Workers of a rank."),
+    click.option("--num-streams", default=0, show_default="ranks times workers", help="Streams of the job."),
+    click.option("--seed-offset", default=0, help="As in training."),
+    order_options,
+)
+"""The options that determine a training's plan. :func:`find_config` takes some of them."""
+
+training_arguments = option_group(
+    dataset_arguments, training_options, click.option("--rank", default=0, help="Rank of the job.")
+)
+"""The path of a training and its options. Give their values to :func:`find_training`."""
+
+packing_options = option_group(
     click.option(
         "--pack-cost", metavar="NAME", help="Costs by which training packs; --batch-size counts packs then."
     ),
@@ -34,13 +75,14 @@ _OPTIONS = (
     ),
     click.option("--global-batch-size", type=int, help="As in training: packs of a global step."),
 )
+"""The options of planned packing. Give their values to :func:`find_packing`."""
 
 
-def packing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of planned packing; give their values to :func:`find_packing`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def find_config(rank: int, options: dict[str, Any]) -> WorkerConfig:
+    """Return a rank's configuration, and remove its options from those of the training."""
+    world_size, workers = options.pop("world_size"), options.pop("num_workers")
+    streams, seed = options.pop("num_streams"), options.pop("seed_offset")
+    return WorkerConfig(rank, world_size, workers, seed_offset=seed, num_streams=streams)
 
 
 def find_packing(options: dict[str, Any]) -> None:
@@ -59,12 +101,6 @@ def find_packing(options: dict[str, Any]) -> None:
     options["packing"] = PlannedPacking(**given)
 
 
-def training_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the path of a training and its options; give their values to :func:`find_training`."""
-    rank = click.option("--rank", default=0, show_default=True, help="Rank of the job.")
-    return path_argument(storage_option(training_options(rank(json_option(command)))))
-
-
 def find_training(options: dict[str, Any], why: str = "steps are counted in samples") -> dict[str, Any]:
     """Return the arguments for functions such as ``explain``; ``why`` they need the batch size.
 
@@ -77,3 +113,10 @@ def find_training(options: dict[str, Any], why: str = "steps are counted in samp
     batch_size = require_batch_size(options.pop("batch_size"), why)
     config = find_config(options.pop("rank"), options)
     return {"batch_size": batch_size, "worker_config": config, **options}
+
+
+def require_batch_size(batch_size: int | None, why: str = "steps are counted in samples") -> int:
+    """Return the value of ``--batch-size``, without which a command cannot work. Raises ConfigError."""
+    if batch_size is None:
+        raise ConfigError(f"--batch-size is missing: {why}")
+    return batch_size

@@ -1,4 +1,4 @@
-"""``energon-stream which``: the samples of a step of a run."""
+"""``energon-stream which`` and ``when``: the samples of a step of a run, and the steps of a sample."""
 
 from __future__ import annotations
 
@@ -7,12 +7,39 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cli.options import json_option, storage_option
+from energon_stream.cli.options import flag, json_option, storage_option
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.lineage.run import open_run
 
 if TYPE_CHECKING:
-    from energon_stream.lineage.answers import RankStep
+    from energon_stream.lineage.answers import Occurrence, RankStep
+
+
+@click.command()
+@click.argument("run")
+@storage_option
+@click.option("--sample", "key", required=True, metavar="KEY", help="Key, with or without its tar.")
+@click.option("--until", type=int, help="One past the last step. [default: the recorded steps]")
+@json_option
+def when(run: str, storage_options: dict[str, Any] | None, key: str, until: int | None) -> None:
+    """Print the steps and ranks in which a sample was, or will be.
+
+    RUN is the folder that the loader got as run=.
+    """
+    found = open_run(run, storage_options=storage_options).when(key, until=until)
+    emit({"steps": [each.as_dict() for each in found]}, lambda: _show_steps(key, found))
+
+
+def _show_steps(key: str, found: list[Occurrence]) -> None:
+    if not found:
+        echo(f"{key} is in none of these steps.")
+    for each in found:
+        echo(_place(each))
+
+
+def _place(step: Occurrence | RankStep) -> str:
+    how = "" if step.recorded else ", planned"
+    return f"Step {step.step}, rank {step.rank}: batch {step.batch} of stream {step.stream}{how}"
 
 
 @click.command()
@@ -20,17 +47,11 @@ if TYPE_CHECKING:
 @storage_option
 @click.option("--step", required=True, type=int, help="Step, counted from 0 at the beginning of the run.")
 @click.option("--rank", type=int, help="Rank of the job. [default: all]")
-@click.option("--keys/--no-keys", default=True, help="Look up keys in the indices. [default: --keys]")
-@click.option("--show", is_flag=True, help="Read the samples, and print them as preview does.")
+@click.option("--keys/--no-keys", default=True, help="Look up keys in the indices.")
+@flag("--show", help="Read the samples, and print them as preview does.")
 @json_option
 def which(
-    run: str,
-    storage_options: dict[str, Any] | None,
-    step: int,
-    rank: int | None,
-    keys: bool,
-    show: bool,
-    as_json: bool,
+    run: str, storage_options: dict[str, Any] | None, step: int, rank: int | None, keys: bool, show: bool
 ) -> None:
     """Print the samples of a step: dataset, shard, number in the shard, and key. No sample is read.
 
@@ -38,21 +59,17 @@ def which(
     """
     found = open_run(run, storage_options=storage_options).which(step, rank=rank, keys=keys)
     document: dict[str, Any] = {"ranks": [each.as_dict() for each in found]}
-    shown = [list(_samples(each, storage_options)) for each in found] if show else []
     if show:
         from energon_stream.cli.preview import describe
 
-        lines = [[list(describe(sample)) for sample in samples] for samples in shown]
-        document["shown"] = lines
-    else:
-        lines = []
-    emit(as_json, document, lambda: _print(found, lines))
+        samples = [_samples(each, storage_options) for each in found]
+        document["shown"] = [[list(describe(sample)) for sample in of_rank] for of_rank in samples]
+    emit(document, lambda: _show_samples(found, document.get("shown")))
 
 
-def _print(found: list[RankStep], lines: list[list[list[str]]]) -> None:
+def _show_samples(found: list[RankStep], lines: list[list[list[str]]] | None) -> None:
     for number, each in enumerate(found):
-        how = "" if each.recorded else ", planned"
-        echo(f"Step {each.step}, rank {each.rank}: batch {each.batch} of stream {each.stream}{how}")
+        echo(_place(each))
         for place, sample in enumerate(each.samples):
             key = "" if sample.key is None else f"  {sample.key}"
             echo(f"  {sample.dataset} [{sample.split}]  {sample.shard}  {sample.index}{key}")
