@@ -7,12 +7,11 @@ from pathlib import Path
 
 import click
 
-from energon_stream.cli.options import flag, json_option
+from energon_stream.cli.options import Command, flag, json_option
 from energon_stream.cli.terminal import emit, wants_json
 from energon_stream.compat.debug_analysis import (
     DebugLogs,
     LoggedLoader,
-    Visit,
     VisitTable,
     find_logs,
     heatmap,
@@ -23,6 +22,11 @@ from energon_stream.compat.debug_analysis import (
 from energon_stream.errors import ConfigError
 
 
+def _size_option(side: str, things: str, stands: str) -> Command:
+    text = f"Largest {side}; where there are more {things}, {stands} stands for several."
+    return click.option(f"--heatmap-{things}", default=1000, type=click.IntRange(1), help=text)
+
+
 @click.command("analyze-debug")
 @click.argument("log_paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option(
@@ -31,18 +35,8 @@ from energon_stream.errors import ConfigError
     type=click.Path(dir_okay=False, path_type=Path),
     help="Picture to write.",
 )
-@click.option(
-    "--heatmap-steps",
-    default=1000,
-    type=click.IntRange(1),
-    help="Largest width; where there are more steps, a column stands for several.",
-)
-@click.option(
-    "--heatmap-samples",
-    default=1000,
-    type=click.IntRange(1),
-    help="Largest height; where there are more samples, a row stands for several.",
-)
+@_size_option("width", "steps", "a column")
+@_size_option("height", "samples", "a row")
 @click.option(
     "--heatmap-gain",
     default=10.0,
@@ -78,20 +72,19 @@ def analyze_debug(
     logs = read_logs(files)
     echo = partial(click.echo, err=wants_json())
     echo(f"{len(files)} logs" + (f", {logs.broken} lines cannot be read" if logs.broken else ""))
-    if force_loading_order:
-        visits = _read_order(logs, modes)
+    loader = None if force_loading_order else _choose(logs, modes)
+    if loader is None or (logs.reads and not loader.visits):
+        if loader is not None:
+            echo("The batches have no keys; the picture shows the order of reading.")
+        visits = [visit for mode, visit in logs.reads if mode is None or mode in modes]
     else:
-        visits = _of_loader(_choose(logs, modes), logs, modes)
+        visits = loader.visits
     table = VisitTable.of(visits, skip)
     several, shared = table.repeated()
     echo(f"Found {table.num_samples} unique sample keys, {table.num_steps} steps")
     echo(f"{several} samples came more than once, {shared} of them on more than one rank")
     image = heatmap(
-        table,
-        steps=heatmap_steps,
-        samples=heatmap_samples,
-        gain=heatmap_gain,
-        colors=not no_colors,
+        table, steps=heatmap_steps, samples=heatmap_samples, gain=heatmap_gain, colors=not no_colors
     )
     write_heatmap(heatmap_path, image)
     height, width, _ = image.shape
@@ -123,14 +116,3 @@ def _choose(logs: DebugLogs, modes: list[str]) -> LoggedLoader:
         return next(iter(loaders.values()))
     names = click.Choice([str(number) for number in sorted(loaders)])
     return loaders[int(click.prompt("Loader to show", type=names, err=wants_json()))]
-
-
-def _of_loader(loader: LoggedLoader, logs: DebugLogs, modes: list[str]) -> list[Visit]:
-    if loader.visits or not logs.reads:
-        return loader.visits
-    click.echo("The batches have no keys; the picture shows the order of reading.", err=wants_json())
-    return _read_order(logs, modes)
-
-
-def _read_order(logs: DebugLogs, modes: list[str]) -> list[Visit]:
-    return [visit for mode, visit in logs.reads if mode is None or mode in modes]

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from energon_stream.cli.options import (
+    dataset_arguments,
     json_option,
     parallel_engine_options,
-    path_argument,
     progress_option,
     storage_option,
 )
@@ -87,16 +87,14 @@ def merge(sources: tuple[str, ...], target: str, progress: bool | None, **option
 
 
 @click.command()
-@path_argument
+@dataset_arguments
 @click.argument("targets", nargs=-1, required=True, metavar="NAME=TARGET…")
-@storage_option
 @click.option("--ratio", metavar="NAME=SHARE,…", help="Shares, such as train=9,val=1.")
 @click.option("--keys", multiple=True, metavar="NAME=FILE", help="File with a sample key a line. Repeatable.")
 @click.option("--rest", metavar="NAME", help="Takes the samples that no --keys names.")
 @_seed
 @_max_size
 @_max_count
-@json_option
 def split(
     path: str,
     targets: tuple[str, ...],
@@ -122,9 +120,8 @@ def split(
 
 
 @click.command()
-@path_argument
+@dataset_arguments
 @click.argument("target")
-@storage_option
 @click.option("--count", type=click.IntRange(min=1), help="Number of samples, drawn at random.")
 @click.option(
     "--share", type=click.FloatRange(0, 1, min_open=True), help="Share of the samples, such as 0.01."
@@ -133,7 +130,6 @@ def split(
 @_seed
 @_max_size
 @_max_count
-@json_option
 def sample(path: str, target: str, keys: str | None, **options: Any) -> None:
     """Make a small dataset, TARGET, of some samples of a large one. Only their bytes are fetched."""
     wanted = None if keys is None else _lines(keys)

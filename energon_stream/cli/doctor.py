@@ -6,17 +6,15 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.options import cache_option, find_cache, json_option, path_argument, storage_option
+from energon_stream.cli.options import cache_option, dataset_arguments, find_cache
 from energon_stream.cli.terminal import echo, emit, wants_json
 from energon_stream.tools.doctor import Diagnosis, diagnose
 
 
 @click.command()
-@path_argument
-@storage_option
+@dataset_arguments
 @cache_option
 @click.option("--seconds", default=2.0, help="Time of each of the four measurements of speed.")
-@json_option
 def doctor(path: str, storage_options: dict[str, Any] | None, cache_dir: str | None, seconds: float) -> None:
     """Find out whether a dataset can be read, how fast, and with which settings.
 

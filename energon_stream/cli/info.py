@@ -6,13 +6,7 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.options import (
-    dataset_config_option,
-    json_option,
-    path_argument,
-    split_config_option,
-    storage_option,
-)
+from energon_stream.cli.options import dataset_arguments, dataset_config_option, split_config_option
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind
 from energon_stream.index.jsonl_index import open_jsonl
@@ -24,17 +18,10 @@ from energon_stream.tar.scan import peek_parts
 
 
 @click.command()
-@path_argument
-@storage_option
+@dataset_arguments
 @split_config_option
 @dataset_config_option
-@json_option
-def info(
-    path: str,
-    storage_options: dict[str, Any] | None,
-    split_config: str,
-    dataset_config: str,
-) -> None:
+def info(path: str, storage_options: dict[str, Any] | None, split_config: str, dataset_config: str) -> None:
     """Show what a dataset contains.
 
     Prints shards, samples, split parts, parts and sample type of the dataset at PATH; the splits of a

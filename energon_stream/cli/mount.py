@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cli.options import flag, json_option, path_argument, storage_option
+from energon_stream.cli.options import dataset_arguments, flag
 from energon_stream.cli.terminal import wants_json
 from energon_stream.errors import ConfigError, EnergonStreamError, MissingPackageError
 from energon_stream.index.dataset import dataset_kind
@@ -27,9 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 @click.command()
-@path_argument
+@dataset_arguments
 @click.argument("mountpoint", type=click.Path(file_okay=False))
-@storage_option
 @flag("-d", "--detach", help="Go on in the background when the folder is mounted.")
 @flag("-s", "--sample-folders", help="Show a folder for each sample: key/part.")
 @flag(
@@ -37,7 +36,6 @@ _log = logging.getLogger(__name__)
     "--allow-slow",
     help="Accept an index of an older version, and read the headers of each sample instead.",
 )
-@json_option
 def mount(
     path: str,
     mountpoint: str,

@@ -13,17 +13,16 @@ from click.core import ParameterSource
 from energon_stream.cli.dataset_yaml_wizard import SAMPLE_LOADER, Wizard, chosen_dataset_yaml, sample_fields
 from energon_stream.cli.options import (
     cluster_options,
+    dataset_arguments,
     engine_options,
     find_chosen_engine,
     find_engine,
     flag,
     json_flag,
-    json_option,
     new_dataset_options,
     option_group,
     path_argument,
     progress_option,
-    storage_option,
     tmp_path_option,
 )
 from energon_stream.cli.terminal import echo, emit, wants_json
@@ -164,8 +163,7 @@ def prepare(
 
 
 @click.command()
-@path_argument
-@storage_option
+@dataset_arguments
 @progress_option
 @click.option(
     "--num-workers", "workers", default=16, help="Number of batches of files that are read at once."
@@ -173,7 +171,6 @@ def prepare(
 @_media_options
 @tmp_path_option
 @engine_options("--parallel", "Read files in so many processes, not in threads.", find=find_chosen_engine)
-@json_option
 def prepare_media(path: str, progress: bool | None, **options: Any) -> None:
     """Index the size of images, and the length of video and audio, of a prepared dataset or a folder.
 

@@ -11,12 +11,10 @@ from typing import Any
 import click
 
 from energon_stream.cli.options import (
+    dataset_arguments,
     dataset_config_option,
     find_split_parts,
-    json_option,
-    path_argument,
     split_parts_option,
-    storage_option,
 )
 from energon_stream.cli.terminal import echo, echo_text, emit, wants_json
 from energon_stream.errors import DatasetError, FatalSampleError
@@ -32,8 +30,7 @@ _LONGEST = 1000
 
 
 @click.command()
-@path_argument
-@storage_option
+@dataset_arguments
 @split_parts_option
 @dataset_config_option
 @click.option(
@@ -46,7 +43,6 @@ _LONGEST = 1000
     type=click.IntRange(min=1),
     help="Print so many samples, and ask nothing. [default: ask; 10 with --json]",
 )
-@json_option
 def preview(
     path: str,
     storage_options: dict[str, Any] | None,

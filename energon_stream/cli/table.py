@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cli.options import flag, json_option, path_argument, storage_option
+from energon_stream.cli.options import dataset_arguments, flag
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.prepare.add_tables import add_media_table, add_table, list_tables, remove_table
 
@@ -16,13 +16,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@path_argument
+@dataset_arguments
 @click.argument("file", required=False)
 @click.option("--name", help="Name of the table. [default: samples, and media for --media]")
 @flag("--media", help="Make the table of the media metadata that prepare found.")
 @click.option("--remove", metavar="NAME", help="Remove this table.")
-@storage_option
-@json_option
 def table(
     path: str,
     file: str | None,

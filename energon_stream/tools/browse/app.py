@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,7 @@ from energon_stream.imports import LazyModule
 from energon_stream.printable import printable
 from energon_stream.storage import ByteRange
 from energon_stream.tools.browse.guard import Guard
-from energon_stream.tools.browse.kinds import DOWNLOAD, media_type
-from energon_stream.tools.browse.ranges import requested_range
+from energon_stream.tools.browse.shown_parts import DOWNLOAD, media_type
 
 if TYPE_CHECKING:
     import starlette.applications as applications
@@ -33,6 +33,8 @@ _FILES: Mapping[str, tuple[str, str]] = {
     "browse.css": ("browse.css", "text/css; charset=utf-8"),
 }
 """The page itself: file and media type by path."""
+
+_ONE_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 
 
 def make_app(pages: Pages, token: str) -> Guard:
@@ -89,6 +91,31 @@ def _part(pages: Pages, request: Request) -> Response:
     if request.method == "HEAD":
         return responses.Response(None, status, headers)
     return responses.StreamingResponse(part.stream(sent), status, headers)
+
+
+def requested_range(header: str | None, size: int) -> ByteRange | None:
+    """Return the bytes that a ``Range`` header asks for; None for the whole.
+
+    Headers with several ranges, or of another form, are ignored, as HTTP allows. Raises RangeError if no byte
+    of the range is within ``size``.
+
+    Example:
+        >>> requested_range("bytes=10-19", 100), requested_range("bytes=-5", 100)
+        (ByteRange(start=10, stop=20), ByteRange(start=95, stop=100))
+    """
+    match = _ONE_RANGE.fullmatch((header or "").strip())
+    if match is None or match[0] == "bytes=-":
+        return None
+    first, last = match[1], match[2]
+    if not first:
+        start, stop = max(0, size - int(last)), size
+    else:
+        start, stop = int(first), min(size, int(last) + 1) if last else size
+        if last and int(last) < int(first):
+            return None
+    if start >= stop:
+        raise RangeError(f"{header!r:.80} has no byte of the {size:,}", hint="ask for bytes within the part")
+    return ByteRange(start, stop)
 
 
 def _file_name(part: str) -> str:

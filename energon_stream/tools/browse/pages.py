@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.errors import ConfigError
 from energon_stream.printable import printable, printable_line
 from energon_stream.storage import ByteRange
-from energon_stream.tools.browse.frames import draw_first_frame
-from energon_stream.tools.browse.kinds import Kind
-from energon_stream.tools.browse.sample_filter import Filter
-from energon_stream.tools.browse.texts import MOST_TEXT, PREVIEW_CHARACTERS, shown_text
-from energon_stream.tools.browse.thumbnails import draw
+from energon_stream.tools.browse.shown_parts import Kind
+from energon_stream.tools.browse.small_pictures import draw, draw_first_frame
+from energon_stream.tools.browse.texts import MOST_TEXT, PREVIEW_CHARACTERS, Filter, shown_text
 from energon_stream.tools.browse.training import Run, StepFinder, number
 
 if TYPE_CHECKING:

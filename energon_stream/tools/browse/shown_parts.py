@@ -1,15 +1,15 @@
-"""Samples as they are shown: their parts, in memory or by their place in a shard."""
+"""Samples as they are shown: the form of each part, and its bytes, in memory or by their place in a shard."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from energon_stream.decode.images import IMAGE_EXTENSIONS
 from energon_stream.index.objects import as_errors_of_shards
 from energon_stream.storage import ByteRange
-from energon_stream.tools.browse.kinds import Kind, kind_of
-from energon_stream.tools.browse.ranges import pieces
 
 if TYPE_CHECKING:
     from energon_stream.index.objects import ShardObject
@@ -17,6 +17,80 @@ if TYPE_CHECKING:
 _FIRST_PIECE = 256 << 10
 _LARGEST_PIECE = 4 << 20
 """Bytes of a request while a part is sent."""
+
+
+class Kind(StrEnum):
+    """Forms in which parts are shown."""
+
+    IMAGE = "image"  # decoded and scaled by the server
+    VIDEO = "video"
+    AUDIO = "audio"
+    JSON = "json"
+    TEXT = "text"
+    OTHER = "other"  # by name and size
+
+
+PLAYED: Mapping[str, str] = {
+    "mp4": "video/mp4",
+    "m4v": "video/mp4",
+    "mov": "video/mp4",
+    "webm": "video/webm",
+    "mkv": "video/webm",
+    "ogv": "video/ogg",
+    "mp3": "audio/mpeg",
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    "ogg": "audio/ogg",
+    "oga": "audio/ogg",
+    "opus": "audio/ogg",
+    "m4a": "audio/mp4",
+    "aac": "audio/aac",
+}
+"""Media types of parts that the browser plays. All other bytes are downloads, whatever they are."""
+
+DOWNLOAD = "application/octet-stream"
+
+_TEXT = frozenset({
+    "txt", "text", "md", "rst", "csv", "tsv", "xml", "html", "htm", "xhtml", "svg", "yaml", "yml", "toml", "log",
+    "srt", "vtt", "py", "js", "css", "tex", "cls", "cls2", "index", "inx", "id", "caption", "transcript",
+})  # fmt: skip
+
+
+def extension(part: str) -> str:
+    """Return the last extension of a part's name, in small letters.
+
+    Example:
+        >>> extension("left.JPG")
+        'jpg'
+    """
+    return part.rpartition(".")[2].lower()
+
+
+def kind_of(part: str) -> Kind:
+    """Return the form in which a part is shown.
+
+    Example:
+        >>> [kind_of(name).value for name in ("jpg", "a.json", "mp4", "svg", "npy")]
+        ['image', 'json', 'video', 'text', 'other']
+    """
+    name = extension(part)
+    if name in IMAGE_EXTENSIONS:
+        return Kind.IMAGE
+    if name in PLAYED:
+        return Kind(PLAYED[name].partition("/")[0])
+    if name in ("json", "jsonl"):
+        return Kind.JSON
+    return Kind.TEXT if name in _TEXT else Kind.OTHER
+
+
+def media_type(part: str) -> str:
+    """Return the media type with which a part's bytes leave the server: one that is played, or a download.
+
+    Example:
+        >>> media_type("mp3"), media_type("svg"), media_type("html")
+        ('audio/mpeg', 'application/octet-stream', 'application/octet-stream')
+    """
+    return PLAYED.get(extension(part), DOWNLOAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +182,17 @@ def with_bytes(part: Part, start: int, data: memoryview) -> Part:
     if first < 0 or first + part.size > len(data):
         return part
     return Part(part.name, part.size, data[first : first + part.size])
+
+
+def pieces(wanted: ByteRange, first: int, most: int) -> Iterator[ByteRange]:
+    """Divide a range into requests: a small first one, so that a player starts soon, then larger ones.
+
+    Example:
+        >>> [(piece.start, piece.stop) for piece in pieces(ByteRange(0, 10), 2, 4)]
+        [(0, 2), (2, 6), (6, 10)]
+    """
+    start, step = wanted.start, first
+    while start < wanted.stop:
+        stop = min(start + step, wanted.stop)
+        yield ByteRange(start, stop)
+        start, step = stop, min(2 * step, most)

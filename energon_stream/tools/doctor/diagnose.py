@@ -5,22 +5,24 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.cache import CacheConfig
+from energon_stream.config.metadataset_files import MetadatasetFiles
+from energon_stream.config.opening import open_all
 from energon_stream.errors import ConfigError, DatasetError, EnergonStreamError, NotPreparedError
-from energon_stream.index.dataset import DatasetMetadata, dataset_kind
+from energon_stream.index.dataset import DatasetMetadata, WebDatasetIndex, dataset_kind
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import read_metadata_or_tars
+from energon_stream.printable import strip_credentials
 from energon_stream.storage import ListEntry, StoreSpec, default_counters
-from energon_stream.tools.doctor.findings import Finding, SpeedOf
-from energon_stream.tools.doctor.machine import check_machine
-from energon_stream.tools.doctor.mixture_findings import check_servers, datasets_of, look_at_all
-from energon_stream.tools.doctor.server_findings import check_server
-from energon_stream.tools.doctor.speed import best_of, latency_of, sweep
+from energon_stream.tools.doctor.findings import Finding, check_machine, check_server, find_server
+from energon_stream.tools.doctor.speed import SpeedOf, best_of, latency_of, sweep
 
 if TYPE_CHECKING:
+    from energon_stream.config.references import LeafRef
     from energon_stream.index.dataset import DatasetIndex
     from energon_stream.storage import Store
 
@@ -30,6 +32,8 @@ _THROTTLED = 0.02
 """Share of repeated requests from which on a store is called throttling."""
 _BUDGET = 256 << 20
 _REQUEST_BYTES = 6 << 20
+_AT_ONCE = 8
+"""Datasets of a metadataset that are opened at one time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ def diagnose(
             on_finding(finding)
 
     spec = StoreSpec(url, storage_options)
-    for finding in check_server(url, storage_options or {}):
+    for finding in check_server(url, storage_options):
         note(finding)
     latency, speeds, settings = None, [], {}
     before = default_counters().snapshot()
@@ -129,10 +133,12 @@ def diagnose(
         if entries:
             latency, speeds = latency_of(store, entries[0]), list(sweep(store, entries, seconds))
     except EnergonStreamError as error:
-        note(Finding("store", "error", error.what, error.hint or ""))
+        note(Finding.of("store", error))
     if speeds and latency is not None:
-        settings = _settings(best_of(speeds), latency)
-        note(_speed(speeds, latency))
+        best = best_of(speeds)
+        settings = _settings(best, latency)
+        rate = f"{best.bytes_per_second / 1e6:,.0f} MB/s with {best.in_flight} requests at one time"
+        note(Finding("speed", "ok", f"{latency * 1000:.1f} ms a request, {rate}"))
         counted = default_counters().snapshot() - before
         note(_throttling(counted.retries, counted.total_requests))
     for finding in check_machine(cache or CacheConfig.from_environment()):
@@ -149,11 +155,11 @@ def _look_at(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, l
         store = spec.open()
         entries = list(itertools.islice((each for each in store.list() if each.meta.size), _SHARDS))
         note(Finding("store", "ok", _answered(begin)))
-        note(Finding("dataset", "error", error.what, error.hint or ""))
+        note(Finding.of("dataset", error))
         return store, entries
     except DatasetError as error:
         note(Finding("store", "ok", _answered(begin)))
-        note(Finding("dataset", "error", error.what, error.hint or ""))
+        note(Finding.of("dataset", error))
         return spec.open(), []
     note(Finding("store", "ok", _answered(begin)))
     if not isinstance(found, DatasetMetadata):
@@ -170,18 +176,24 @@ def _look_at_mixture(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[
     """Look at each dataset of a metadataset; return the first store with shards, and some of these."""
     begin = time.monotonic()
     try:
-        datasets = datasets_of(spec)
+        datasets = _datasets_of(spec)
     except (DatasetError, ConfigError) as error:
-        note(Finding("metadataset", "error", error.what, error.hint or ""))
+        note(Finding.of("metadataset", error))
         return spec.open(), []
     note(Finding("store", "ok", _answered(begin)))
-    for finding in check_servers(spec, datasets):
-        note(finding)
+    seen = {find_server(spec.url, spec.storage_options)}
+    for leaf, _ in datasets:
+        url, options = leaf.spec.url, leaf.spec.storage_options
+        if find_server(url, options) not in seen:
+            seen.add(find_server(url, options))
+            for finding in check_server(url, options):
+                note(finding)
     measured: DatasetIndex | None = None
-    for finding, index in look_at_all(datasets):
-        note(finding)
-        if measured is None and index is not None and index.shard_paths:
-            measured = index
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for finding, index in pool.map(_open_leaf, datasets):
+            note(finding)
+            if measured is None and index is not None and index.shard_paths:
+                measured = index
     if measured is None:
         return spec.open(), []
     store = measured.spec.open()
@@ -189,18 +201,36 @@ def _look_at_mixture(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[
     return store, [entry for entry in entries if entry.meta.size]
 
 
+def _datasets_of(spec: StoreSpec) -> list[tuple[LeafRef, list[str]]]:
+    """Return the datasets of a metadataset, each once, with the names of the splits that use it.
+
+    Raises what :meth:`MetadatasetFiles.document` and :meth:`MetadatasetFiles.items` raise.
+    """
+    files = MetadatasetFiles(spec.storage_options, spec.transport)
+    found: dict[tuple[str, str, str], tuple[LeafRef, list[str]]] = {}
+    for split, root in files.document(spec.url).splits.items():
+        for item in files.items(root):
+            for leaf in item.ref.leaves:
+                key = leaf.spec.url, leaf.split_part, leaf.split_config
+                splits = found.setdefault(key, (leaf, []))[1]
+                if split not in splits:
+                    splits.append(split)
+    return list(found.values())
+
+
+def _open_leaf(dataset: tuple[LeafRef, list[str]]) -> tuple[Finding, DatasetIndex | None]:
+    leaf, splits = dataset
+    name = f"{strip_credentials(leaf.path)} [{leaf.split_part}] of {', '.join(splits)}"
+    try:
+        (index,) = open_all([leaf])
+    except EnergonStreamError as error:
+        return Finding("dataset", "error", f"{name}: {error.what}", error.hint or ""), None
+    shards = f" in {len(index.shard_paths):,} shards" if isinstance(index, WebDatasetIndex) else ""
+    return Finding("dataset", "ok", f"{name}: {index.num_samples:,} samples{shards}"), index
+
+
 def _answered(begin: float) -> str:
     return f"it answers; the metadata took {time.monotonic() - begin:.2f} s"
-
-
-def _speed(speeds: list[SpeedOf], latency: float) -> Finding:
-    best = best_of(speeds)
-    return Finding(
-        "speed",
-        "ok",
-        f"{latency * 1000:.1f} ms a request, {best.bytes_per_second / 1e6:,.0f} MB/s with {best.in_flight} requests at "
-        "one time",
-    )
 
 
 def _throttling(retries: int, requests: int) -> Finding:

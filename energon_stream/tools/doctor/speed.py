@@ -6,10 +6,10 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from energon_stream.storage import ByteRange, Fetcher
-from energon_stream.tools.doctor.findings import SpeedOf
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -21,6 +21,16 @@ REQUEST_BYTES = 1 << 20
 _LATENCY_REQUESTS = 10
 _ENOUGH = 0.9
 """Share of the best rate that is good enough to need no more requests at one time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedOf:
+    """Speed of a store with so many requests at one time."""
+
+    in_flight: int  # requests at one time
+    requests: int  # requests that were answered
+    bytes_per_second: float  # bytes a second of all of them together
+    seconds_a_request: float  # median time of one
 
 
 def latency_of(store: Store, entry: ListEntry) -> float:

@@ -8,12 +8,20 @@ from hypothesis import strategies as st
 
 from energon_stream.errors import ConfigError, RangeError
 from energon_stream.storage import ByteRange
+from energon_stream.tools.browse.app import requested_range
 from energon_stream.tools.browse.guard import is_own_host
-from energon_stream.tools.browse.kinds import DOWNLOAD, PLAYED, Kind, kind_of, media_type
-from energon_stream.tools.browse.ranges import pieces, requested_range
-from energon_stream.tools.browse.sample_filter import Filter
-from energon_stream.tools.browse.shown_parts import Part, Place, texts_span
-from energon_stream.tools.browse.texts import MOST_TEXT, shown_text
+from energon_stream.tools.browse.shown_parts import (
+    DOWNLOAD,
+    PLAYED,
+    Kind,
+    Part,
+    Place,
+    kind_of,
+    media_type,
+    pieces,
+    texts_span,
+)
+from energon_stream.tools.browse.texts import MOST_TEXT, Filter, shown_text
 from energon_stream.tools.browse.training import Run
 
 

@@ -12,10 +12,8 @@ from energon_stream import CacheConfig, diagnose
 from energon_stream.cli.main import main
 from energon_stream.storage import server_of
 from energon_stream.testing.datasets import prepared_binary_dataset
-from energon_stream.tools.doctor.findings import Finding, SpeedOf
-from energon_stream.tools.doctor.machine import check_machine
-from energon_stream.tools.doctor.server_findings import _check_clock
-from energon_stream.tools.doctor.speed import best_of
+from energon_stream.tools.doctor.findings import Finding, check_clock, check_machine
+from energon_stream.tools.doctor.speed import SpeedOf, best_of
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +101,10 @@ def test_a_full_disk_is_named(tmp_path):
 )
 def test_clocks(skew, level, said):
     now = time.time() // 1
-    finding = _check_clock(formatdate(now - skew, usegmt=True), now)
+    finding = check_clock(formatdate(now - skew, usegmt=True), now)
     assert finding.level == level
     assert said in finding.text
-    assert _check_clock("yesterday", now).level == "warning"
+    assert check_clock("yesterday", now).level == "warning"
 
 
 def test_servers_of_urls():

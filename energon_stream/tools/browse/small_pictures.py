@@ -1,11 +1,12 @@
-"""Small pictures of videos: the first frame that can be decoded alone, read by range."""
+"""Small pictures of images, and of videos: the first frame that can be decoded alone, read by range."""
 
 from __future__ import annotations
 
 import io
 import threading
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from energon_stream.decode.images import IMAGE_MODES, ImageTooLargeError, UnsafeImageError, decode_image
 from energon_stream.errors import DecodeError, PartLimitError
 from energon_stream.media.av.container import only_stream, open_container
 from energon_stream.media.seekable import SeekableFile
@@ -15,13 +16,47 @@ if TYPE_CHECKING:
     from energon_stream.limits import Limits
     from energon_stream.tools.browse.shown_parts import Part
 
-_AT_ONCE = threading.BoundedSemaphore(4)
+_IMAGES_AT_ONCE = threading.BoundedSemaphore(4)
+"""A decoded image takes up to 20 bytes for each of its pixels."""
+_VIDEOS_AT_ONCE = threading.BoundedSemaphore(4)
 _BLOCK = 256 << 10
 _MOST = 32 << 20
 """Bytes of a video that are read: those of an index of hours, and of a frame."""
 _FORMATS = "mov,matroska,ogg"
 """Demuxers of the videos that browsers play. Others, such as playlists, might name files of this machine."""
-_QUALITY = 85
+
+
+def draw(data: bytes, side: int, limits: Limits, where: str) -> bytes:
+    """Return an image as a JPEG file that fits a square of ``side`` pixels.
+
+    Raises PartLimitError if it has more pixels than the limits allow, and DecodeError if it is damaged or a
+    program.
+
+    Example:
+        >>> from PIL import Image
+        >>> from energon_stream.limits import Limits
+        >>> buffer = io.BytesIO()
+        >>> Image.new("RGB", (640, 320)).save(buffer, "PNG")
+        >>> Image.open(io.BytesIO(draw(buffer.getvalue(), 100, Limits(), "here"))).size
+        (100, 50)
+    """
+    try:
+        with _IMAGES_AT_ONCE:
+            image = decode_image(data, IMAGE_MODES["pilrgb"], limits.image_pixels, least_size=(side, side))
+            image.thumbnail((side, side))
+    except ImageTooLargeError as error:
+        raise PartLimitError(**limits.exceeded("image_pixels", str(error)), where=where) from error
+    except UnsafeImageError as error:
+        raise DecodeError(f"{error} images are programs, which are not run", where=where) from error
+    except Exception as error:  # whatever Pillow raises for a damaged file
+        raise DecodeError(f"the image cannot be decoded: {error}", where=where) from error
+    return _as_jpeg(image)
+
+
+def _as_jpeg(image: Any) -> bytes:
+    drawn = io.BytesIO()
+    image.save(drawn, "JPEG", quality=85)
+    return drawn.getvalue()
 
 
 def draw_first_frame(part: Part, side: int, limits: Limits, where: str) -> bytes:
@@ -34,7 +69,7 @@ def draw_first_frame(part: Part, side: int, limits: Limits, where: str) -> bytes
         StorageError: The store did not deliver.
     """
     file = cast("BinaryIO", _PartFile(part, where))
-    with _AT_ONCE, open_container(file, formats=_FORMATS) as container:
+    with _VIDEOS_AT_ONCE, open_container(file, formats=_FORMATS) as container:
         stream = only_stream(container, "video")
         _check_pixels(stream, limits, where)
         stream.codec_context.skip_frame = "NONKEY"
@@ -46,9 +81,7 @@ def draw_first_frame(part: Part, side: int, limits: Limits, where: str) -> bytes
         image = frame.to_image(
             width=max(1, round(frame.width * scale)), height=max(1, round(frame.height * scale))
         )
-    drawn = io.BytesIO()
-    image.save(drawn, "JPEG", quality=_QUALITY)
-    return drawn.getvalue()
+    return _as_jpeg(image)
 
 
 def _check_pixels(found: object, limits: Limits, where: str) -> None:
