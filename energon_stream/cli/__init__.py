@@ -8,17 +8,10 @@ import sys
 import threading
 from collections.abc import Callable
 from importlib import metadata
-from typing import Any, NoReturn
-
-INTERRUPTED = 130
-"""Exit status of a command that Ctrl-C or SIGTERM has ended."""
+from typing import Any
 
 _SECONDS = 1.0
-"""Time that requests in flight have to end."""
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+"""Time that requests in flight have to end after an interruption."""
 
 
 def run() -> None:
@@ -38,21 +31,17 @@ def _run(name: str) -> None:
     try:
         from energon_stream.cli import main
 
-        signal.signal(signal.SIGTERM, _terminate)
+        signal.signal(signal.SIGTERM, main.terminate)
         getattr(main, name)()
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted.\n")
-        sys.exit(INTERRUPTED)
+        sys.exit(130)
     except SystemExit as ended:
-        if ended.code == INTERRUPTED:  # end soon, whatever threads wait for
-            timer = threading.Timer(_SECONDS, os._exit, (INTERRUPTED,))
+        if ended.code == main.INTERRUPTED:  # end soon, whatever threads wait for
+            timer = threading.Timer(_SECONDS, os._exit, (main.INTERRUPTED,))
             timer.daemon = True
             timer.start()
         raise
-
-
-def _terminate(number: int, frame: Any) -> NoReturn:
-    raise Terminated
 
 
 def _installed_command() -> Callable[[], Any] | None:

@@ -113,7 +113,7 @@ def convert(
     A conversion that was stopped goes on when the command is run again. With --part, several commands share
     the work; run it once more without that option when all are done.
     """
-    options["columns"] = dict(_pair(item) for item in columns)
+    options["columns"] = dict(map(_pair, columns))
     if classes is not None:
         options["classes"] = classes
     writing = {name: options.pop(name) for name in _OF_WRITING}
@@ -121,7 +121,8 @@ def convert(
         plan = plan_conversion(source, storage_options=source_storage_options, **options)
         document = _document(plan, sample_type, field_map)
         if dry_run:
-            emit(_plan(plan, document), lambda: _show_plan(plan, document))
+            found = _plan(plan, document)
+            emit(found, lambda: _show_plan(found))
             return
         writing["dataset_yaml"] = document
     elif field_map is not None:
@@ -160,20 +161,21 @@ def _parts_of(sample: dict[str, Any]) -> list[str]:
     return [name for name in sample if not name.startswith("__")]
 
 
-def _show_plan(plan: ConvertPlan, document: dict[str, Any]) -> None:
-    rows = "rows that are counted on reading" if plan.rows is None else f"{plan.rows} rows"
-    of = f"{len(plan.sections)} sections, for {plan.num_parts} parts of the new dataset"
-    echo(f"{plan.source.kind}: {rows} in {of}")
-    for part in plan.columns.parts or ():
+def _show_plan(found: dict[str, Any]) -> None:
+    rows = "rows that are counted on reading" if found["rows"] is None else f"{found['rows']} rows"
+    of = f"{found['sections']} sections, for {found['parts']} parts of the new dataset"
+    echo(f"{found['kind']}: {rows} in {of}")
+    for part in found["columns"]:
         echo(f"  {part}")
-    if plan.left_out:
-        echo(f"  left out: {', '.join(plan.left_out)}")
-    for sample in plan.preview:
-        echo(sample["__key__"])
-        for name in _parts_of(sample):
-            echo(f"  {name:<12} {_content(sample[name])}")
+    if found["left_out"]:
+        echo(f"  left out: {', '.join(found['left_out'])}")
+    for sample in found["preview"]:
+        key, *parts = sample.items()
+        echo(key[1])
+        for name, content in parts:
+            echo(f"  {name:<12} {content}")
     click.echo("dataset.yaml:")
-    for line in dump_yaml(document).decode().splitlines():
+    for line in dump_yaml(found["dataset_yaml"]).decode().splitlines():
         echo(f"  {line}")
 
 
@@ -206,9 +208,8 @@ def _content(data: Any) -> str:
 
 def _show(report: ConvertReport) -> None:
     rows = "an unknown number of" if report.rows is None else str(report.rows)
-    echo(
-        f"Source:    {rows} rows in {report.sections} sections ({report.kind}), {report.rows_read} read in this run"
-    )
+    of = f"{report.sections} sections ({report.kind}), {report.rows_read} read in this run"
+    echo(f"Source:    {rows} rows in {of}")
     equal = "" if report.rows is None else ", as many as rows"
     echo(f"Written:   {report.samples} samples in {report.shards} tars, {show_size(report.size)}{equal}")
     echo(f"Read back: {report.samples_checked} samples, all with the checksums of what was written")

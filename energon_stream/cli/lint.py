@@ -21,9 +21,10 @@ from energon_stream.cli.options import (
     split_config_option,
     split_parts_option,
 )
+from energon_stream.cli.preview import make_samples
 from energon_stream.cli.terminal import echo, echo_text, emit, wants_json
 from energon_stream.conventions import conventions
-from energon_stream.errors import ConfigError, DatasetError, FatalSampleError
+from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.progress import Progress
 from energon_stream.tools.lint.check_dataset import lint_dataset
@@ -125,25 +126,13 @@ class _Failures:
 def _check_samples(
     path: str, split: str, options: dict[str, Any], workers: int, progress: bool | None
 ) -> dict[str, int]:
-    """Count the samples of a split that can be made, and that fail. Too many failures in a row end it."""
-    from energon_stream.config import get_val_dataset
-    from energon_stream.loader import get_loader
-    from energon_stream.worker import WorkerConfig
-
+    """Count the samples of a split that can be made, and that fail."""
     samples = 0
     with tempfile.NamedTemporaryFile(prefix="energon-lint-") as counted:
-        note = _Failures(counted.name)
-        config = WorkerConfig(0, 1, workers, global_error_handler=note)
-        try:
-            dataset = get_val_dataset(
-                path, batch_size=None, split_part=split, worker_config=config, **options
-            )
-            with Progress(unit="sample", enabled=progress) as shown:
-                for _ in get_loader(dataset) if workers else dataset:
-                    samples += 1
-                    shown.advance()
-        except (DatasetError, FatalSampleError) as error:
-            note(error, None)
+        with Progress(unit="sample", enabled=progress) as shown:
+            for _ in make_samples(path, split, _Failures(counted.name), workers, **options):
+                samples += 1
+                shown.advance()
         errors = os.path.getsize(counted.name)
     if not wants_json():
         echo(f"{split}: {samples} samples made, {errors} errors")

@@ -6,16 +6,18 @@ import importlib
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
 
 from energon_stream import conventions
-from energon_stream.cli import INTERRUPTED, Terminated
 from energon_stream.cli.terminal import printable_messages
 from energon_stream.errors import EnergonStreamError
 from energon_stream.printable import printable
+
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C or SIGTERM has ended."""
 
 _OF_ENERGON = {
     "analyze-debug": "Picture the order of samples in debug logs.",
@@ -82,6 +84,15 @@ _GO_ON = {
 """Advice after an interruption, for commands that change something."""
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+def terminate(number: int, frame: Any) -> NoReturn:
+    """Treat a signal as Ctrl-C."""
+    raise _Terminated
+
+
 class _Group(click.Group):
     """Shows the library's errors as one line, in terms of flags. Any other exception keeps its traceback."""
 
@@ -121,7 +132,7 @@ class _Group(click.Group):
             click.echo("Run the command again; --help lists options that answer the questions.", err=True)
             ctx.exit(1)
         except KeyboardInterrupt as signal:
-            click.echo("\nTerminated." if isinstance(signal, Terminated) else "\nInterrupted.", err=True)
+            click.echo("\nTerminated." if isinstance(signal, _Terminated) else "\nInterrupted.", err=True)
             if ctx.invoked_subcommand in _GO_ON:
                 click.echo(_GO_ON[ctx.invoked_subcommand], err=True)
             ctx.exit(INTERRUPTED)

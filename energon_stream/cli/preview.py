@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -63,14 +63,22 @@ def preview(
     if dataset_kind(path) == "webdataset":
         metadata = read_metadata(StoreSpec(path, storage_options), dataset_config=dataset_config)
     failures: list[Exception] = []
-    splits = find_split_parts(path, split_parts, storage_options, metadata)
+
+    def note(error: Exception, sample: Any, sources: Any = None) -> None:
+        failures.append(error)
+        echo_text(error, err=True)
+
+    options: dict[str, Any] = {"dataset_config": dataset_config, "storage_options": storage_options}
     numbered = (
         found
-        for split in splits
-        for found in enumerate(_samples(path, split, dataset_config, storage_options, failures))
+        for split in find_split_parts(path, split_parts, storage_options, metadata)
+        for found in enumerate(make_samples(path, split, note, **options))
     )
     if wants_json():
-        shown = [_described(sample) for _, sample in islice(numbered, most)]
+        shown = [
+            {name: {"type": type(value).__name__, "value": _text(value)} for name, value in fields.items()}
+            for fields in (_shown(sample) for _, sample in islice(numbered, most))
+        ]
         emit({"samples": shown, "failures": [str(failure) for failure in failures]})
     else:
         _show(islice(numbered, most), pictures, asks=most is None)
@@ -81,20 +89,16 @@ def preview(
 def _show(numbered: Iterator[tuple[int, Any]], pictures: bool, asks: bool) -> None:
     for number, sample in numbered:
         click.echo(f"Sample {number}")
-        _show_sample(sample, pictures)
+        for value, line in zip(_shown(sample).values(), describe(sample), strict=True):
+            echo(line)
+            if pictures:
+                from energon_stream.cli.pictures import draw_value
+
+                for drawn in draw_value(value):
+                    click.echo(f"   {drawn}", color=True)
         if asks and not _goes_on():
             click.echo("Exiting Preview")
             break
-
-
-def _show_sample(sample: Any, pictures: bool) -> None:
-    for value, line in zip(_shown(sample).values(), describe(sample), strict=True):
-        echo(line)
-        if pictures:
-            from energon_stream.cli.pictures import draw_value
-
-            for drawn in draw_value(value):
-                click.echo(f"   {drawn}", color=True)
 
 
 def _goes_on() -> bool:
@@ -105,31 +109,18 @@ def _goes_on() -> bool:
         return False
 
 
-def _samples(
-    path: str,
-    split: str,
-    dataset_config: str,
-    storage_options: dict[str, Any] | None,
-    failures: list[Exception],
+def make_samples(
+    path: str, split: str, note: Callable[..., None], workers: int = 0, **options: Any
 ) -> Iterator[Any]:
-    """Yield decoded samples; show and collect errors of those that fail."""
+    """Yield decoded samples; ``note`` gets the error of each that fails. Too many in a row end it."""
     from energon_stream.config import get_val_dataset
+    from energon_stream.loader import get_loader
     from energon_stream.worker import WorkerConfig
 
-    def note(error: Exception, sample: Any, sources: Any = None) -> None:
-        failures.append(error)
-        echo_text(error, err=True)
-
-    config = WorkerConfig(0, 1, 0, global_error_handler=note)
+    config = WorkerConfig(0, 1, workers, global_error_handler=note)
     try:
-        yield from get_val_dataset(
-            path,
-            batch_size=None,
-            split_part=split,
-            worker_config=config,
-            dataset_config=dataset_config,
-            storage_options=storage_options,
-        )
+        dataset = get_val_dataset(path, batch_size=None, split_part=split, worker_config=config, **options)
+        yield from get_loader(dataset) if workers else dataset
     except (DatasetError, FatalSampleError) as error:
         note(error, None)
 
@@ -146,23 +137,16 @@ def describe(sample: Any) -> Iterator[str]:
         yield f" - {name} ({type(value)}): {_text(value)}"
 
 
-def _described(sample: Any) -> dict[str, dict[str, str]]:
-    """Return type and text of each field, by its name."""
-    return {
-        name: {"type": type(value).__name__, "value": _text(value)} for name, value in _shown(sample).items()
-    }
-
-
 def _shown(sample: Any) -> dict[str, Any]:
+    """Return the fields or parts of a sample, and its key."""
+    if isinstance(sample, Mapping):
+        values = sample
+    elif dataclasses.is_dataclass(sample):
+        values = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
+    else:
+        values = {"sample": sample}
     hidden = {*METADATA_FIELDS, "__shard__"} - {"__key__"}
-    values = sample if isinstance(sample, Mapping) else _fields(sample)
     return {name: value for name, value in values.items() if name not in hidden}
-
-
-def _fields(sample: Any) -> dict[str, Any]:
-    if not dataclasses.is_dataclass(sample):
-        return {"sample": sample}
-    return {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
 
 
 def _text(value: Any) -> str:

@@ -131,8 +131,6 @@ def _file_name(part: str) -> str:
 
 
 def _error(request: Request, error: Exception) -> Response:
-    status = 502
-    for kind, number in ((ConfigError, 400), (ObjectNotFoundError, 404), (RangeError, 416)):
-        if isinstance(error, kind):
-            status = number
+    kinds = ((ConfigError, 400), (ObjectNotFoundError, 404), (RangeError, 416))
+    status = next((number for kind, number in kinds if isinstance(error, kind)), 502)
     return responses.JSONResponse({"error": printable(str(error))}, status)

@@ -57,8 +57,7 @@ class Guard:
             await _refuse(send)
             return
         policy = _PAGE_POLICY if rest in self._pages else _DATA_POLICY
-        extra = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-        extra.append((b"content-security-policy", policy.encode()))
+        extra = _headers(policy)
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -87,10 +86,14 @@ def is_own_host(headers: list[tuple[bytes, bytes]]) -> bool:
         return False
 
 
+def _headers(policy: str) -> list[tuple[bytes, bytes]]:
+    headers = _HEADERS | {"content-security-policy": policy}
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
 async def _refuse(send: Send) -> None:
     body = b"403: use the whole URL that the command printed\n"
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
-    headers += [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-    headers.append((b"content-security-policy", _DATA_POLICY.encode()))
-    await send({"type": "http.response.start", "status": 403, "headers": headers})
+    start = {"type": "http.response.start", "status": 403, "headers": headers + _headers(_DATA_POLICY)}
+    await send(start)
     await send({"type": "http.response.body", "body": body})

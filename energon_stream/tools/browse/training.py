@@ -85,13 +85,8 @@ class StepFinder:
 
         Raises ConfigError if the numbers do not fit each other, and what :func:`get_train_dataset` raises.
         """
-        config = WorkerConfig(
-            run.rank,
-            run.world_size,
-            run.num_workers,
-            seed_offset=run.seed_offset,
-            num_streams=run.num_streams,
-        )
+        names = ("rank", "world_size", "num_workers", "seed_offset", "num_streams")
+        config = WorkerConfig(**{name: getattr(run, name) for name in names})
         dataset = self._opened(config, run.batch_size)
         refs = samples_of_step(dataset, run.step or 0, run.batch_size)
         pairs = zip(refs.leaf.tolist(), refs.index.tolist(), strict=True)

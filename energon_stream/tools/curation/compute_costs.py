@@ -244,19 +244,9 @@ def _of_shard(spec: StoreSpec, function: CostFunction, entry: ListEntry) -> Any:
 
 
 def _media_values(store: Store, counts: Mapping[str, int], formula: Expression) -> Float64Array:
-    """Return the value of a formula for each sample, in the order of ``.info.json``.
+    """Return the value of a formula over fields of media for each sample, in the order of ``.info.json``.
 
     The values of the media files that have all its fields are rounded up, and added up for each sample.
-
-    Args:
-        store: The dataset.
-        counts: Number of samples of each shard.
-        formula: Names fields of :class:`ImageMetadata` and :class:`AVMetadata`.
-
-    Raises:
-        ConfigError: The formula names no such field.
-        CostsError: A sample has no media with these fields.
-        MetadataError: The index is damaged.
     """
     unknown = [name for name in formula.names if name not in _FIELDS]
     if unknown:
@@ -286,11 +276,9 @@ def _media_values(store: Store, counts: Mapping[str, int], formula: Expression) 
         )
     missing = np.flatnonzero(np.bincount(at, minlength=int(first[-1])) == 0)
     if len(missing):
-        raise CostsError(
-            f"{len(missing)} samples have no media with {', '.join(formula.names)}; sample {missing[0]} is the first",
-            where=store.url,
-            hint=_PREPARE,
-        )
+        names = ", ".join(formula.names)
+        problem = f"{len(missing)} samples have no media with {names}; sample {missing[0]} is the first"
+        raise CostsError(problem, where=store.url, hint=_PREPARE)
     values = np.array(rows, dtype=np.float64).reshape(-1, len(formula.names)).T
     each = np.ceil(formula.evaluate(dict(zip(formula.names, values, strict=True))))
     return np.bincount(at, weights=each, minlength=int(first[-1])).astype(np.float64)

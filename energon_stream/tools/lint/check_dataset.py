@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from energon_stream.arrays import distinct
 from energon_stream.engine.processes import LocalEngine
-from energon_stream.errors import (
-    ChecksumError,
-    ConfigError,
-    DatasetError,
-    DuplicateKeyError,
-)
+from energon_stream.errors import ChecksumError, ConfigError, DatasetError, DuplicateKeyError
 from energon_stream.index.checksums import read_checksums
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, select_split_part
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
@@ -28,7 +23,6 @@ if TYPE_CHECKING:
     from energon_stream.config.sample_factory import SampleFactory
     from energon_stream.engine.shares import Part
     from energon_stream.engine.tasks import TaskEngine
-    from energon_stream.storage import Store
 
 _PLAIN = "all tars"
 """Stands for a split part where there are none."""
@@ -88,43 +82,41 @@ def lint_dataset(
     found = _find(url_or_path, storage_options, split_config, dataset_config, split_parts)
     tasks = found.tasks if decode else [replace(task, decodes=False) for task in found.tasks]
     tasks = tasks if part is None else part.of(tasks)
-    factory, problems = None, list(found.problems)
     check = ShardCheck(found.spec, None, None, sample_rate, seed)
     if decode:
         from energon_stream.decode import SampleDecoder  # imports PyTorch
 
-        factory, wrong = _factory(found, dataset_config)
-        problems += wrong
+        factory = _factory(found, dataset_config)
         decoder = SampleDecoder() if factory is None else factory.decoder
         check = replace(check, decoder=decoder or SampleDecoder(), factory=factory)
-    tell = on_problem or (lambda problem: None)
-    for problem in problems:
-        tell(problem)
+    problems: list[Problem] = []
+
+    def note(new: Iterable[Problem]) -> None:
+        for problem in new:
+            problems.append(problem)
+            if on_problem is not None:
+                on_problem(problem)
+
+    note(found.problems)
     reports: list[ShardReport] = []
     for report in (engine or LocalEngine(0)).map(check, tasks, in_order=True, on_done=on_done):
-        for problem in report.problems:
-            tell(problem)
-        problems += report.problems
+        note(report.problems)
         reports.append(replace(report, problems=()))
-    for problem in _shared_keys(reports, found.url):
-        tell(problem)
-        problems.append(problem)
+    note(_shared_keys(reports, found.url))
     bad = {p.shard for p in problems if p.shard and (p.sample is None or p.kind == ChecksumError.__name__)}
     by_shard = {report.shard: report for report in reports}
     parts = {
         name: [by_shard[shard] for shard in shards if shard in by_shard]
-        for name, shards in found.parts.items()
+        for name, shards in (found.parts if decode else {}).items()
     }
+    checked = zip(tasks, reports, strict=True)
     return LintReport(
         found.url,
         len(reports),
         len(bad),
-        sum(
-            report.samples if task.count is None else task.count
-            for task, report in zip(tasks, reports, strict=True)
-        ),
-        {name: sum(report.made for report in of_part) for name, of_part in parts.items()} if decode else {},
-        {name: sum(report.failed for report in of_part) for name, of_part in parts.items()} if decode else {},
+        sum(report.samples if task.count is None else task.count for task, report in checked),
+        {name: sum(report.made for report in of_part) for name, of_part in parts.items()},
+        {name: sum(report.failed for report in of_part) for name, of_part in parts.items()},
         sum(report.refused for report in reports),
         sum(report.size for report in reports),
         any(task.checksums is not None for task in tasks),
@@ -132,15 +124,16 @@ def lint_dataset(
     )
 
 
+@dataclass(slots=True)
 class _Found:
     """A dataset whose shards are to be checked."""
 
-    def __init__(self, spec: StoreSpec, url: str) -> None:
-        self.spec, self.url = spec, url
-        self.tasks: list[ShardTask] = []
-        self.parts: dict[str, Sequence[str]] = {}  # shards by split part, of those that are decoded
-        self.metadata: DatasetMetadata | None = None
-        self.problems: list[Problem] = []
+    spec: StoreSpec
+    url: str
+    metadata: DatasetMetadata | None = None  # None for tars that are not prepared
+    tasks: list[ShardTask] = field(default_factory=list)
+    parts: dict[str, Sequence[str]] = field(default_factory=dict)  # shards by split part, of those decoded
+    problems: list[Problem] = field(default_factory=list)
 
 
 def _find(
@@ -156,24 +149,14 @@ def _find(
     metadata = read_metadata_or_tars(spec, split_config=split_config, dataset_config=dataset_config)
     if isinstance(metadata, tuple):
         spec, tars = metadata
-        found = _Found(spec, spec.open().url)
+        url, paths = spec.open().url, [tar.path for tar in tars]
         if split_parts is not None:
-            raise ConfigError("tars that are not prepared have no split parts", where=found.url)
-        found.tasks = [ShardTask(tar.path, None) for tar in tars]
-        found.parts = {_PLAIN: [tar.path for tar in tars]}
-        return found
-    store = spec.open()
-    found = _Found(spec, store.url)
+            raise ConfigError("tars that are not prepared have no split parts", where=url)
+        return _Found(spec, url, None, [ShardTask(path, None) for path in paths], {_PLAIN: paths})
     if metadata.dataset_yaml is None and dataset_config != DATASET_CONFIG:
         raise ConfigError(f"the dataset has no {dataset_config}", where=metadata.url)
-    found.metadata = metadata
-    _add_tasks(found, store, metadata, split_parts)
-    return found
-
-
-def _add_tasks(
-    found: _Found, store: Store, metadata: DatasetMetadata, split_parts: Sequence[str] | None
-) -> None:
+    store = spec.open()
+    found = _Found(spec, store.url, metadata)
     counts, excluded = metadata.shard_counts, dict[str, frozenset[str]]()
     known = {name: shards for name, shards in metadata.split.split_parts.items() if shards}
     for name in [*known] if split_parts is None else split_parts:
@@ -195,20 +178,22 @@ def _add_tasks(
         own = None if checksums is None else checksums[first : first + count].tobytes()
         found.tasks.append(ShardTask(path, count, own, excluded.get(path, frozenset()), path in decoded))
         first += count
+    return found
 
 
-def _factory(found: _Found, dataset_config: str) -> tuple[SampleFactory | None, list[Problem]]:
-    """Return what makes samples, or what is wrong with ``dataset.yaml``."""
+def _factory(found: _Found, dataset_config: str) -> SampleFactory | None:
+    """Return what makes samples; None if that is unknown. Note what is wrong with ``dataset.yaml``."""
     from energon_stream.config.dataset_yaml import make_sample_factory
     from energon_stream.decode import SampleDecoder
 
     if found.metadata is None or found.metadata.dataset_yaml is None or not found.parts:
-        return None, []
+        return None
     try:
         index = select_split_part(found.spec, next(iter(found.parts)), found.metadata)
-        return make_sample_factory(index, decoder=SampleDecoder(), dataset_config=dataset_config)[0], []
+        return make_sample_factory(index, decoder=SampleDecoder(), dataset_config=dataset_config)[0]
     except DatasetError as error:
-        return None, [Problem.of(error)]
+        found.problems.append(Problem.of(error))
+        return None
 
 
 def _shared_keys(reports: Sequence[ShardReport], url: str) -> Iterator[Problem]:

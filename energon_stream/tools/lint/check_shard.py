@@ -75,12 +75,11 @@ class ShardCheck:
             return self._check_some(store, entry, task)
         except FileNotFoundError:
             known = "" if task.count is None else ".info.json names "
-            error = IndexMismatchError(
-                f"{known}a shard that does not exist", where=f"{store.url}/{task.path}"
-            )
-            return ShardReport(task.path, problems=(Problem.of(error, task.path),))
+            where = f"{store.url}/{task.path}"
+            problem: Exception = IndexMismatchError(f"{known}a shard that does not exist", where=where)
         except (DatasetError, ConfigError, ObjectChangedError, AccessDeniedError) as error:
-            return ShardReport(task.path, problems=(Problem.of(error, task.path),))
+            problem = error
+        return ShardReport(task.path, problems=(Problem.of(problem, task.path),))
 
     def _check_all(self, store: Store, entry: ListEntry, task: ShardTask) -> ShardReport:
         reads_payloads = task.checksums is not None or (task.decodes and self.decoder is not None)
@@ -95,9 +94,8 @@ class ShardCheck:
         if source.is_local and (task.decodes or task.checksums is not None):
             data = source.get(entry.path, etag=entry.meta.etag).data
             expected = _checksums(task, len(scan.keys))
-            for number, (start, stop) in enumerate(
-                zip([0, *scan.offsets[1:-1]], scan.offsets[1:], strict=True)
-            ):
+            bounds = zip([0, *scan.offsets[1:-1]], scan.offsets[1:], strict=True)
+            for number, (start, stop) in enumerate(bounds):
                 samples.check(number, data[start:stop], None if expected is None else expected[number])
         keys = _hashes(scan.keys) if task.count is None else b""
         return replace(

@@ -15,10 +15,9 @@ from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.storage import ByteRange
 from energon_stream.tools.simulate.clock import Line
-from energon_stream.tools.simulate.locators import VirtualLocator, VirtualStore
 from energon_stream.tools.simulate.model import Costs, StoreModel
 from energon_stream.tools.simulate.recording import RequestLog, recorded
-from energon_stream.tools.simulate.virtual_fetcher import VirtualFetcher
+from energon_stream.tools.simulate.virtual_fetcher import VirtualFetcher, VirtualLocator, VirtualStore
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:

@@ -1,23 +1,29 @@
-"""A fetcher whose requests are answered by a model of a store, in virtual time."""
+"""A model of a store that answers requests in virtual time, and locators whose objects are in it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import ThrottledError
-from energon_stream.storage import Body, ByteRange, Fetcher, RetryPolicy, Store
+from energon_stream.read.locator import Cut, Locator, RawSample
+from energon_stream.storage import Body, ByteRange, Fetcher, LocalStore, RetryPolicy, Store
 from energon_stream.storage.attempts import AnswerUnwanted
 from energon_stream.storage.fetcher import HEDGED_SHARE
 from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler, RequestTask
 from energon_stream.storage.retry import RequestFailures
 
 if TYPE_CHECKING:
+    from energon_stream.arrays import Int64Array
+    from energon_stream.index.entries import Load
+    from energon_stream.index.objects import ShardObject
+    from energon_stream.read.range_stream import RangeStream
+    from energon_stream.read.read_plan import Request
     from energon_stream.storage.fetcher import StoreT
     from energon_stream.tools.simulate.clock import Line
     from energon_stream.tools.simulate.model import Costs, StoreModel
@@ -268,3 +274,64 @@ class VirtualFetcher(Fetcher):
         """Repeat late requests, unless another time was set since."""
         if look_at == self._look_at:
             self._look_later(self._scheduler.look(self.line.now))
+
+
+class VirtualStore(LocalStore):
+    """Answers with zeros, in virtual time."""
+
+    def __init__(self, fetcher: VirtualFetcher) -> None:
+        super().__init__("/")
+        self._fetcher = fetcher
+
+    def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
+        self._fetcher.read(len(byte_range))
+        return Body(self._fetcher.zeros(len(byte_range)), None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualLocator(Locator):
+    """A locator whose objects are in the modelled store; see :class:`Locator`."""
+
+    inner: Locator
+    leaf: int
+    fetcher: VirtualFetcher
+    planning: float  # CPU seconds to plan a sample
+
+    @property
+    def width(self) -> int:
+        return self.inner.width
+
+    @property
+    def index_is_local(self) -> bool:
+        return self.inner.index_is_local
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.inner.is_sparse
+
+    @property
+    def skips_bytes(self) -> bool:
+        return self.inner.skips_bytes
+
+    @property
+    def opening(self) -> Locator:
+        inner = self.inner.opening
+        return self if inner is self.inner else replace(self, inner=inner)
+
+    def claim_loads(self, samples: Int64Array) -> list[Load]:
+        return self.inner.claim_loads(samples)
+
+    def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        self.fetcher.line.work(self.planning * len(samples))
+        return self.inner.locate(samples)
+
+    def object(self, number: int) -> ShardObject:
+        return replace(self.inner.object(number), store=VirtualStore(self.fetcher))
+
+    def split(self, request: Request, data: memoryview) -> Cut:
+        return lambda sample, _: RawSample(self.leaf, sample, "", None, {})
+
+    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
+        for _, stream in streams:
+            stream.seek(stream.stop)
+        return RawSample(self.leaf, sample, "", None, {})

@@ -22,7 +22,7 @@ from energon_stream.index.entries import OffsetCache
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.read.request_planner import plan_limits
 from energon_stream.tools.simulate import Costs, StoreModel, simulate
-from energon_stream.tools.simulate.locators import VirtualLocator
+from energon_stream.tools.simulate.virtual_fetcher import VirtualLocator
 
 ORDER = {"batch_size": 8, "shuffle_buffer_size": 60, "max_samples_per_sequence": 40}
 FREE = Costs(opening=0, planning=0, sample=0, request=0, byte=0)
