@@ -46,7 +46,7 @@ from energon_stream import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_stream.auxiliary.stores import WebdatasetFileStore
+from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.media.av import AVDecoder, Clips, fetch_clips
 from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.media_tables import prepare_media

@@ -95,7 +95,7 @@ from .decode import (
     FileStoreDecoder as FileStoreDecoder,
     SampleDecoder as SampleDecoder,
 )
-from .auxiliary.stores import SystemFileStore as SystemFileStore
+from .auxiliary import SystemFileStore as SystemFileStore
 from .read.read_options import ReadOptions as ReadOptions
 from .config import (
     DatasetLoader as DatasetLoader,

@@ -21,9 +21,7 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def as_bytes(data: bytes | memoryview) -> bytes:
-    """Return the content of a view as ``bytes`` that keep no other memory alive: a copy, or the ``bytes``
-    object that the view shows all of.
-    """
+    """Return the content of a view as ``bytes``: a copy, unless the view shows all of such an object."""
     if isinstance(data, bytes):
         return data
     whole = data.obj

@@ -15,13 +15,8 @@ TEMPORARY_SUFFIX = ".energon-tmp"
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield a temporary name beside a path, and rename that file to the path at the end.
 
-    Other processes see the old file or the new one. If the block raises, the temporary file is removed.
-
-    Args:
-        path: The file. Its folder is made if there is none.
-
-    Raises:
-        OSError: The folder cannot be made, or the file not be renamed.
+    Other processes see the old file or the new one. The folder is made if there is none. If the block raises,
+    the temporary file is removed.
 
     Example:
         >>> with replacing("run/notes.txt") as temporary:
@@ -42,10 +37,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> None:
-    """Write a file that appears when it is complete; see :func:`replacing`.
-
-    The process's umask takes permissions away from ``mode``.
-    """
+    """Write a file that appears when it is complete. The umask takes permissions away from ``mode``."""
     with replacing(path) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(descriptor, "wb") as file:

@@ -21,17 +21,13 @@ _default: Conventions = "own"
 
 
 def conventions() -> Conventions:
-    """Return the conventions of this process.
-
-    Raises:
-        ConfigError: The environment variable has another value.
+    """Return the conventions of this process. Raises ConfigError if the variable has another value.
 
     Example:
         >>> conventions()
         'own'
     """
-    found = os.environ.get(CONVENTIONS_VARIABLE) or _default
-    return checked(found, CONVENTIONS_VARIABLE)
+    return checked(os.environ.get(CONVENTIONS_VARIABLE) or _default, CONVENTIONS_VARIABLE)
 
 
 def checked(value: object, name: str) -> Conventions:

@@ -12,12 +12,9 @@ from html import escape
 
 from energon_stream.printable import printable_line, strip_credentials
 
-WIDTH = 100
-"""Characters of a line; what is longer becomes a tree."""
-SHOWN = 4
-"""Inner boxes of a box that a drawing shows."""
-LONGEST = 200
-"""Characters of a name that are shown."""
+WIDTH = 100  # characters of a line; what is longer becomes a tree
+SHOWN = 4  # inner boxes of a box that a drawing shows
+LONGEST = 200  # characters of a name that are shown
 _ROW = "display:flex;flex-wrap:wrap;justify-content:center;align-items:flex-end;gap:1em"
 _COLUMN = "display:flex;flex-direction:column;align-items:center"
 _FRAME = "border:1px solid currentColor;border-radius:6px;padding:2px 10px;text-align:center"
@@ -27,23 +24,16 @@ _FRAME = "border:1px solid currentColor;border-radius:6px;padding:2px 10px;text-
 class Drawing:
     """A dataset as a box, with the boxes that it reads from.
 
-    Attributes:
-        title: What it is; empty for a mixture within a mixture.
-        details: Its options, as ``name=value``.
-        inner: The first boxes that it reads from.
-        label: What the outer box says of this one: its weight.
-        more: Number of further inner boxes, which are not shown.
-
     Example:
         >>> print(Drawing("Batch", ("size=2",), (Drawing("a"), Drawing("b", label="0.5"))).line())
         Batch(a, 0.5: b, size=2)
     """
 
-    title: str
-    details: tuple[str, ...] = ()
-    inner: tuple[Drawing, ...] = ()
-    label: str = ""
-    more: int = 0
+    title: str  # empty for a mixture within a mixture
+    details: tuple[str, ...] = ()  # options, as ``name=value``
+    inner: tuple[Drawing, ...] = ()  # the first boxes that it reads from
+    label: str = ""  # what the outer box says of this one: its weight
+    more: int = 0  # further inner boxes, which are not shown
 
     def labelled(self, label: str) -> Drawing:
         """Return this box with a label."""
@@ -71,23 +61,18 @@ class Drawing:
         return [f"and {self.more} more"] if self.more else []
 
     def _tree(self) -> Iterator[str]:
-        inner = self.inner
-        if (
-            len(inner) == 1
-            and not (inner[0].inner or inner[0].more or self.more)
-            and len(self.line()) < WIDTH
-        ):
-            yield self.line()
+        inner, line = self.inner, self.line()
+        is_chain = len(inner) == 1 and not (inner[0].inner or inner[0].more or self.more)
+        if is_chain and len(line) < WIDTH:
+            yield line
             return
         details = ", ".join(map(_clean, self.details))
         yield self._head("mixture") + (f"({details})" if details else "")
         branches = [*(list(box._tree()) for box in inner), *([rest] for rest in self._rest())]
         for place, lines in enumerate(branches):
-            ends = place == len(branches) - 1
-            first, *others = lines
-            yield ("└─ " if ends else "├─ ") + first
-            for line in others:
-                yield ("   " if ends else "│  ") + line
+            first, rest = ("└─ ", "   ") if place == len(branches) - 1 else ("├─ ", "│  ")
+            yield first + lines[0]
+            yield from (rest + other for other in lines[1:])
 
     def _html(self) -> str:
         above = [box._html() for box in self.inner]

@@ -124,17 +124,16 @@ __all__ = [
 ]
 
 
-_NAMED = 20  # tars that a message names
-_UNCHANGED = "The metadata was not changed"
+_LONGEST_PLACE = 500  # characters that a message shows of a place
 
 
 class EnergonStreamError(Exception):
     """Base of all errors of this library.
 
     The message says what is wrong, where, and what to do. The three parts are attributes too, without the
-    credentials of URLs. Errors survive pickling, because they cross process borders. Control characters are
-    written out in the message, because names that come from data could steer the terminal; the attributes
-    have them as they are.
+    credentials of URLs. Errors survive pickling, because they cross process borders. The message writes
+    control characters out, because names that come from data could steer the terminal, and cuts the middle
+    out of a long place; the attributes have all as it is.
 
     Args:
         what: The problem, a sentence without the final full stop.
@@ -154,20 +153,19 @@ class EnergonStreamError(Exception):
     def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
         what = strip_credentials(str(what))
         where, hint = (None if part is None else strip_credentials(str(part)) for part in (where, hint))
-        message = what if where is None else f"{what} [{where}]"
+        message = what if where is None else f"{what} [{_shortened(where)}]"
         super().__init__(printable(message if hint is None else f"{message}. {as_sentence(hint)}"))
         self.what = what
         self.where = where
         self.hint = hint
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.what, self.where, self.hint), self.__dict__
+        return partial(type(self), self.what, where=self.where, hint=self.hint), (), self.__dict__
 
 
-def _rebuild(
-    cls: type[EnergonStreamError], what: str, where: str | None, hint: str | None
-) -> EnergonStreamError:
-    return cls(what, where=where, hint=hint)
+def _shortened(place: str) -> str:
+    half = _LONGEST_PLACE // 2
+    return place if len(place) <= _LONGEST_PLACE else f"{place[:half]}…{place[-half:]}"
 
 
 class ConfigError(EnergonStreamError, ValueError):
@@ -288,11 +286,12 @@ class BadShardsError(CorruptTarError):
     @classmethod
     def of(cls, shards: Mapping[str, str], total: int, where: str) -> Self:
         """Return the error for some of ``total`` tars."""
-        lines = [f"  {path}: {problem}" for path, problem in list(shards.items())[:_NAMED]]
+        lines = [f"  {path}: {problem}" for path, problem in list(shards.items())[:20]]
         more = len(shards) - len(lines)
         lines += [f"  and {more} more"] if more else []
+        head = f"{len(shards)} of {total} tars in {where} cannot be used:"
         error = cls(
-            "\n".join([f"{len(shards)} of {total} tars in {where} cannot be used:", *lines, _UNCHANGED]),
+            "\n".join([head, *lines, "The metadata was not changed"]),
             hint="Write them again, leave them out with exclude=, or go on without them with skip_bad=True",
         )
         error.shards = dict(shards)

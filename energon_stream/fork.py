@@ -21,9 +21,8 @@ from energon_stream.errors import WorkerError
 T = TypeVar("T")
 
 _inherited: list[object] = []
-"""Values of the parent that a child must not free. Freeing an obstore client waits for threads that the child
-does not have; freeing an asyncio client takes the parent's sockets out of an epoll set that both processes
-share."""
+"""Values of the parent that a child must not free: an obstore client would wait for threads that the child
+does not have, an asyncio client take the parent's sockets out of an epoll set that both processes share."""
 
 
 class PerProcess(Generic[T]):
@@ -32,11 +31,9 @@ class PerProcess(Generic[T]):
     A forked child starts without any. Threads that ask for the same key get the same object: it is made once,
     under a lock of its own. A pickled copy is empty.
 
-    Args:
-        make: Makes the value that :meth:`get` returns.
-        keep: Most values that :meth:`map` remembers; the oldest ones are dropped.
-        drop_inherited: Whether a child may free its copy of the parent's values. Clients, event loops and
-            pools of threads must not be freed there; files and memory maps should be.
+    ``make`` makes the value of :meth:`get`. :meth:`map` remembers the last ``keep`` values. A child frees its
+    copy of the parent's values if ``drop_inherited``: files and memory maps should be freed, clients, event
+    loops and pools of threads must not be.
     """
 
     def __init__(
@@ -49,8 +46,9 @@ class PerProcess(Generic[T]):
         _instances.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options: dict[str, Any] = {"keep": self._keep, "drop_inherited": self._drop_inherited}
-        return functools.partial(PerProcess, self._make, **options), ()
+        return functools.partial(
+            PerProcess, self._make, keep=self._keep, drop_inherited=self._drop_inherited
+        ), ()
 
     def get(self) -> T:
         if self._make is None:
@@ -108,9 +106,7 @@ def _renew_instances() -> None:
 
 os.register_at_fork(after_in_child=_renew_instances)
 
-
-_preparations: dict[Callable[[], None], bool] = {}
-"""Registered functions, and whether they were called."""
+_preparations: dict[Callable[[], None], bool] = {}  # registered functions, and whether they were called
 
 # An RLock, because a preparation may fork. Renewed in children, which inherit it locked.
 _forking_lock = PerProcess(threading.RLock)
@@ -145,9 +141,8 @@ def prepare_fork() -> None:
 def forking() -> Iterator[None]:
     """Surround a fork with this; the child calls :func:`begin_child` first.
 
-    The garbage collector is paused meanwhile: garbage of the parent must not be collected in the child. The
-    finalizer of s3fs's file systems, for example, waits a second for a thread that the child does not have,
-    and then takes the parent's sockets out of an epoll set that both processes share.
+    The garbage collector is paused meanwhile: garbage of the parent, such as s3fs's file systems, must not be
+    collected in the child; see :data:`_inherited`.
     """
     global _is_collector_paused
     with _forking_lock.get(), warnings.catch_warnings():
@@ -178,18 +173,11 @@ class _ChildTraceback(Exception):
 
 
 def run_isolated(function: Callable[..., T], *args: Any) -> T:
-    """Call ``function(*args)`` in a forked child.
+    """Call ``function(*args)`` in a forked child, and return a pickled copy of its result.
 
     A process that will fork workers uses this for the requests that it must make before, because client
-    runtimes (obstore's above all) do not survive a fork.
-
-    Args:
-        function: Any callable. Its result is pickled; the function itself is not.
-        *args: Its arguments.
-
-    Raises:
-        WorkerError: The child died, or its result or error could not be pickled.
-        BaseException: The error that the function raised, with the child's traceback as its cause.
+    runtimes (obstore's above all) do not survive a fork. Raises the error of the function, with the child's
+    traceback as its cause, and WorkerError if the child died, or result or error could not be pickled.
 
     Example:
         >>> run_isolated(os.getpid) == os.getpid()
@@ -221,11 +209,11 @@ def run_isolated(function: Callable[..., T], *args: Any) -> T:
             + (f"signal {-code}" if code < 0 else f"exit code {code}"),
             hint="Look for an out-of-memory kill or a crash in the system log.",
         )
+    value: T
     ok, value, text = pickle.loads(answer)  # our own child's bytes, over a private pipe
     if not ok:
-        raise value from _ChildTraceback(f"\n{text}")
-    result: T = value
-    return result
+        raise value from _ChildTraceback(f"\n{text}")  # type: ignore[misc] # an error
+    return value
 
 
 def _answer(writing: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -12,10 +12,7 @@ from energon_stream.errors import MissingPackageError
 
 @contextmanager
 def of_extra(extra: str | None) -> Iterator[None]:
-    """Import the packages of an extra within this block.
-
-    Raises MissingPackageError if one cannot be imported; without an extra, the ImportError.
-    """
+    """Raise MissingPackageError if a package of an extra cannot be imported in this block."""
     try:
         yield
     except ImportError as error:
@@ -30,22 +27,15 @@ def of_extra(extra: str | None) -> Iterator[None]:
 class LazyModule:
     """Stands for a module until one of its attributes is needed.
 
-    Args:
-        name: Name of the module.
-        extra: Extra of this package that brings the module; None for one that is always installed.
-
-    Raises:
-        MissingPackageError: (On access.) The module of an extra cannot be imported.
+    ``extra`` is the extra of this package that brings it; then access raises MissingPackageError without it.
     """
 
     def __init__(self, name: str, extra: str | None = None) -> None:
         self._name, self._extra = name, extra
 
     def __getattr__(self, attribute: str) -> Any:
-        value = getattr(self._import(), attribute)
+        with of_extra(self._extra):
+            module = importlib.import_module(self._name)
+        value = getattr(module, attribute)
         setattr(self, attribute, value)  # the next access does not come here
         return value
-
-    def _import(self) -> Any:
-        with of_extra(self._extra):
-            return importlib.import_module(self._name)

@@ -1,6 +1,4 @@
-"""Limits on what data from strangers may cost (names, references, nesting, bytes, pixels), and trust in
-datasets, which may name classes to import and contain pickles.
-"""
+"""Limits on what data from strangers may cost, and trust in datasets that name code or have pickles."""
 
 from __future__ import annotations
 

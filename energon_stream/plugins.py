@@ -17,10 +17,7 @@ GROUP = "energon_stream.plugins"
 
 @functools.cache
 def load_plugin(name: str) -> Any:
-    """Return the object that fills a plug-in.
-
-    Raises MissingPackageError if no installed package fills it.
-    """
+    """Return the object that fills a plug-in. Raises MissingPackageError if no installed package fills it."""
     for point in entry_points(group=GROUP, name=name):
         return point.load()
     raise MissingPackageError(

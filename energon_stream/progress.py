@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-_SECONDS = 60.0
-"""Time between two lines in a log."""
-
+_SECONDS = 60.0  # between two lines in a log
 _LINE = "{n_fmt} of {total_fmt} {unit}, {rate_noinv_fmt}, {remaining} left"
 _LINE_WITHOUT_TOTAL = "{n_fmt} {unit}, {rate_noinv_fmt}"
 
@@ -25,17 +23,8 @@ class Progress:
     nothing in a pipe.
 
     Nothing is written before the first unit of work is done. Call the methods from one thread at a time.
-
-    Args:
-        total: Units of all the work; None if that is not known. It may be set later.
-        unit: Name of a unit, such as ``"tar"``; ``"B"`` for bytes.
-        enabled: Whether to show progress. None: where standard error is a terminal or a file. True: also in a
-            pipe, where lines are written.
-        clock: Returns seconds.
-
-    Attributes:
-        total: As above.
-        done: Units done so far.
+    ``total`` is None for unknown, and may be set later; the unit ``"B"`` is for bytes. ``enabled=True``
+    writes lines in a pipe, too.
 
     Example:
         >>> with Progress(3, unit="tar") as progress:

@@ -23,14 +23,7 @@ _ROUND_KEYS = [np.uint64(number * 0x9E3779B97F4A7C15 % 2**64) for number in rang
 
 
 def derive_key(*parts: int | str) -> int:
-    """Make a 64-bit key from a path of names and numbers.
-
-    Args:
-        *parts: For example ``(seed, "leaf", 3, "slices", epoch)``. Order and type count.
-
-    Returns:
-        An integer in ``[0, 2**64)``.
-    """
+    """Make a 64-bit key from a path such as ``(seed, "leaf", 3, "slices", epoch)``. Order and types count."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -43,15 +36,7 @@ def _mix(values: UInt64Array) -> UInt64Array:
 
 
 def hash_uint64(key: int, counters: Int64Array | UInt64Array) -> UInt64Array:
-    """Draw one 64-bit integer per counter.
-
-    Args:
-        key: The stream, from :func:`derive_key`.
-        counters: Integer array of any shape.
-
-    Returns:
-        ``uint64`` array of the same shape.
-    """
+    """Draw one 64-bit integer per counter, in an array of the same shape."""
     return _mix(_mix(counters.astype(np.uint64) * _GAMMA + np.uint64(key)) + np.uint64(key))
 
 
@@ -65,14 +50,6 @@ def permute_indices(key: int, size: int, positions: Int64Array) -> Int64Array:
 
     The permutation is a balanced Feistel network over the next even power of two. Its cycle is walked until
     the value falls below ``size`` (Black, Rogaway: "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
-
-    Args:
-        key: The permutation, from :func:`derive_key`.
-        size: Length of the permuted range.
-        positions: ``int64`` array of positions in ``[0, size)``.
-
-    Returns:
-        ``int64`` array: element ``positions[i]`` of the permutation.
     """
     if size <= 1:
         return np.zeros_like(positions)

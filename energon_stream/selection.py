@@ -21,16 +21,10 @@ if TYPE_CHECKING:
 
 _BLOCK_BITS = 512
 _BLOCK_BYTES = _BLOCK_BITS // 8
-_COUNTS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1).astype(np.uint8)
-"""Bits of each byte."""
-_PLACES = np.argsort(
-    1 - np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
-    axis=1,
-    kind="stable",
-)
-"""Place of the n-th bit of each byte."""
-_AT_A_TIME = 1 << 14
-"""Samples that are looked up at a time, in a few megabytes."""
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_COUNTS = _BITS.sum(axis=1).astype(np.uint8)  # bits of each byte
+_PLACES = np.argsort(1 - _BITS, axis=1, kind="stable")  # place of the n-th bit of each byte
+_AT_A_TIME = 1 << 14  # samples that are looked up at a time, in a few megabytes
 _GOLDEN = 0.6180339887498949
 
 Bits = npt.NDArray[np.uint8]
@@ -44,11 +38,6 @@ class Selection:
     With weights, a pass has as many places as there are selected samples, and a sample of weight ``w`` takes
     ``w`` divided by the mean weight of them: rounded up or down in one pass, exactly over many.
 
-    Attributes:
-        bits: ``uint8``, a bit for each sample, the lowest of a byte first; whole blocks of 64 bytes.
-        rows: Number of samples to select from.
-        weights: ``float64``, sum of the weights of the selected samples up to each; None: each has one place.
-
     Example:
         >>> import numpy as np
         >>> some = Selection.of([np.array([True, False, False, True, True])])
@@ -58,9 +47,9 @@ class Selection:
         [0, 1, 3]
     """
 
-    bits: Bits
-    rows: int
-    weights: Float64Array | None = None
+    bits: Bits  # a bit for each sample, the lowest of a byte first; whole blocks of 64 bytes
+    rows: int  # number of samples to select from
+    weights: Float64Array | None = None  # sum of the weights up to each selected sample; None: one place each
     _before: Int64Array = field(init=False, repr=False)  # selected samples before each block, and all
 
     def __post_init__(self) -> None:
@@ -73,12 +62,7 @@ class Selection:
 
     @classmethod
     def of(cls, masks: Iterable[Mask], weights: Float64Array | None = None) -> Selection:
-        """Make a selection of truth values, which come in pieces of any length.
-
-        Args:
-            masks: For each sample, whether it is selected.
-            weights: ``float64``, weight of each selected sample; None for none.
-        """
+        """Make a selection of truth values, in pieces of any length, and weights of the selected samples."""
         parts, rest, rows = list[Bits](), np.zeros(0, dtype=np.bool_), 0
         for mask in masks:
             rows += len(mask)

@@ -13,11 +13,7 @@ from energon_stream.errors import ConfigError
 
 @contextmanager
 def thread_errors(where: str | None = None) -> Iterator[None]:
-    """Raise ConfigError in place of Python's ``RuntimeError: can't start new thread``.
-
-    Args:
-        where: What the threads are for, for the message.
-    """
+    """Raise ConfigError for Python's ``RuntimeError: can't start new thread``; ``where`` says what for."""
     try:
         yield
     except RuntimeError as error:
@@ -31,14 +27,9 @@ def thread_errors(where: str | None = None) -> Iterator[None]:
 
 
 class Repeater:
-    """Calls a function periodically in a background thread, until it is closed.
+    """Calls a function every so many seconds in a background thread, until it is closed, or returns False.
 
-    Args:
-        function: What to call. If it returns False, the thread ends.
-        seconds: Time before each call.
-        what: Purpose of the thread, for its name and for the error if none can be started.
-
-    Raises ConfigError if the system starts no more threads.
+    ``what`` is the purpose of the thread. Raises ConfigError if the system starts no more threads.
     """
 
     def __init__(self, function: Callable[[], object], seconds: float, what: str) -> None:
@@ -64,8 +55,8 @@ def steady_stacks() -> Iterator[None]:
     """Let a block walk the stacks of other threads.
 
     On Python 3.11, ``f_back`` may collect garbage before it returns. A finalizer may let the other thread run
-    meanwhile, and the frame that ``f_back`` returns is gone then. CPython made ``sys._current_frames()`` safe
-    in the same way (gh-106883). Later versions collect between two instructions only.
+    meanwhile, and then the frame is gone. CPython made ``sys._current_frames()`` safe in the same way
+    (gh-106883).
     """
     if sys.version_info >= (3, 12) or not gc.isenabled():
         yield

@@ -15,11 +15,8 @@ from typing import Any, NamedTuple
 
 from energon_stream.errors import ConfigError
 
-_MOST = 200_000
-"""Events of a process. Later ones are counted, and left out."""
-
-_LONGEST_LOOK = 0.2
-"""Seconds between two looks at a stack, beyond which they are no longer one event."""
+_MOST = 200_000  # events of a process; later ones are counted, and left out
+_LONGEST_LOOK = 0.2  # seconds between two looks at a stack that are one event
 
 
 class _Event(NamedTuple):
@@ -42,8 +39,8 @@ class TraceRecorder:
     """
 
     def __init__(self) -> None:
+        # Why a planned request ends where it does, by the object's URL and first byte.
         self.reasons: dict[tuple[str, int], str] = {}
-        """Why a planned request ends where it does, by the object's URL and first byte."""
         self.dropped: int = 0
         self._events: list[_Event] = []
         self._names: dict[int, str] = {}
@@ -76,11 +73,9 @@ class TraceRecorder:
             for name, tid, value in about
         ]
         for event in _merged(list(self._events)):
-            begin, duration = 1e6 * event.begin, 1e6 * (event.end - event.begin)
-            times = {"ts": begin, "dur": duration, "pid": pid, "tid": event.thread}
-            found.append(
-                {"ph": "X", "name": event.name, "cat": event.category, **times, "args": event.values}
-            )
+            times = {"ts": 1e6 * event.begin, "dur": 1e6 * (event.end - event.begin)}
+            names = {"name": event.name, "cat": event.category, "args": event.values}
+            found.append({"ph": "X", **names, **times, "pid": pid, "tid": event.thread})
         return found
 
     def write(self, path: str, process: str) -> None:
@@ -96,15 +91,13 @@ def _merged(events: list[_Event]) -> Iterator[_Event]:
     for _, group in groupby(looks, lambda event: event.thread):
         last: _Event | None = None
         for look in group:
-            if last is None:
-                last = look
-                continue
-            near = look.begin - last.end <= _LONGEST_LOOK
-            if near and (look.name, look.values) == (last.name, last.values):
+            near = last is not None and look.begin - last.end <= _LONGEST_LOOK
+            if last is not None and near and (look.name, look.values) == (last.name, last.values):
                 last = last._replace(end=look.end)
-            else:
+                continue
+            if last is not None:
                 yield last._replace(end=look.begin) if near else last
-                last = look
+            last = look
         if last is not None:
             yield last
 

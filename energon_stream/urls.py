@@ -42,8 +42,7 @@ def is_local(path: str) -> bool:
 def local_path(path: str) -> str:
     """Return the absolute path of a plain path, with ``~`` expanded, or of a URL of a file.
 
-    Raises:
-        ConfigError: The path is ``dss://``, without name and version, or ``NVDATASET_CACHE_DIR`` is not set.
+    Raises ConfigError for ``dss://`` without name and version, or without ``NVDATASET_CACHE_DIR``.
 
     Example:
         >>> local_path("file:///data/captions/../texts"), local_path("msc://__filesystem__/data")
@@ -81,15 +80,9 @@ def plain_or_dataset(path: str) -> str:
 
 
 def join_url(base: str, relative: str) -> str:
-    """Resolve a path against a folder.
+    """Resolve ``.``, ``..`` and a path below a folder, whose query string stays at the end.
 
-    Args:
-        base: Local path or URL of a folder; a query string stays at the end.
-        relative: Path below ``base``, with ``.`` and ``..`` resolved. An absolute local path or a URL is
-            returned unchanged.
-
-    Raises:
-        ConfigError: ``..`` leads above the bucket.
+    An absolute local path or a URL stays as it is. Raises ConfigError if ``..`` leads above the bucket.
 
     Example:
         >>> join_url("s3://bucket/data", "../other/a.tar")

@@ -29,10 +29,8 @@ class _Active:
     One object may be entered again and again. The active call is kept by thread, because several threads may
     step loaders; setting an attribute of ``WorkerConfig`` would void what the interpreter has cached of it.
 
-    Attributes:
-        sample_index: Counter of the hook's calls.
-        batch_index: Counter of the batches; where it is None, entering takes that of the enclosing block.
-        outer: The enclosing block.
+    ``sample_index`` counts the hook's calls, and ``batch_index`` batches: None takes that of the enclosing
+    block, which is ``outer``.
     """
 
     __slots__ = ("batch_index", "config", "outer", "sample_index", "stream")
@@ -71,11 +69,7 @@ class _Active:
 
 
 class _Activation(_Active):
-    """A block that a program enters and leaves by calls of its own, without ``with``.
-
-    Attributes:
-        cache_pool: Pool that hooks fetch with; None for that of the enclosing block.
-    """
+    """A block that a program enters and leaves by calls of its own, with a pool that hooks fetch with."""
 
     __slots__ = ("cache_pool",)
 

@@ -50,6 +50,15 @@ def test_each_survives_pickling(error):
     assert (again.what, again.where, again.hint, again.extra) == (first.what, first.where, first.hint, 1)
 
 
+def test_a_message_shows_both_ends_of_a_long_place():
+    where = "s3://bucket/" + "7" * 4000 + ".tar"
+    error = errors.MetadataError("no such file", where=where, hint="look elsewhere")
+    assert len(str(error)) < 600
+    assert str(error).startswith("no such file [s3://bucket/777")
+    assert str(error).endswith("777.tar]. Look elsewhere")
+    assert pickle.loads(pickle.dumps(error)).where == error.where == where
+
+
 @pytest.mark.parametrize("error", [errors.SampleError, errors.FatalSampleError])
 @pytest.mark.parametrize(
     ("sample", "named"),

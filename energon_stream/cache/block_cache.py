@@ -80,10 +80,8 @@ class BlockCache:
     """Bytes of objects, kept on disk for all processes of a node.
 
     Thread-safe. A forked child opens it anew; it can be pickled. If the disk fails, reads are answered all
-    the same: the bytes are fetched and not kept.
-
-    Raises:
-        ConfigError: The directory cannot be made, or the system lacks the locks that a cache needs.
+    the same: the bytes are fetched and not kept. Raises ConfigError if the directory cannot be made, or the
+    system lacks the locks that a cache needs.
 
     Example:
         >>> from energon_stream.cache import BlockCache, CacheConfig, ObjectIdentity
@@ -135,10 +133,9 @@ class BlockCache:
         return writer, BlockReader(blocks, discard)
 
     def set_shares(self, shares: Mapping[str, int]) -> None:
-        """Limit the bytes of some datasets in this process; see :func:`plan_shares`.
+        """Limit the bytes of some datasets, by root URL, in this process; see :func:`plan_shares`.
 
-        Args:
-            shares: Bytes by root URL. What a dataset has beyond its share may be evicted.
+        What a dataset has beyond its share may be evicted.
         """
         self._shares = dict(shares)
         self._named_shares.clear()
@@ -164,8 +161,7 @@ class BlockCache:
     def use(self, url: str) -> None:
         """Keep a dataset from being evicted as unused, until this process ends or closes the cache.
 
-        Reading has the same effect. A job with several datasets calls this for all of them before it reads
-        the first.
+        Reading does so, too. A job calls this for all of its datasets before it reads the first.
         """
         self._open()[0].mark(clean_url(url))
 
@@ -180,12 +176,8 @@ class BlockCache:
     ) -> memoryview | None:
         """Return bytes of an object; None unless the cache has all of them, undamaged.
 
-        Args:
-            identity: The object.
-            start: First byte.
-            stop: One past the last byte.
-            at_hand: Read nothing from the disk: return None also if the system does not have the bytes in
-                memory, as far as the first and last one of each block tell.
+        ``at_hand`` reads no disk: it returns None also if the system does not have the bytes in memory, as
+        far as the first and last one of each block tell.
         """
         place = self._place(identity, start, stop)
         writer, reader = self._open()
@@ -201,23 +193,12 @@ class BlockCache:
     ) -> memoryview:
         """Return bytes of an object. Missing bytes are fetched with ``get``, and kept if there is room.
 
-        If several threads or processes want the same bytes, one fetches them and the others wait. If the
-        fetching process dies, one of the others takes over.
+        If several threads or processes want the same bytes, one fetches them and the others wait, up to
+        ``wait_seconds``, or not at all without ``wait``. If the fetching process dies, one of the others
+        takes over. ``get`` is called in this thread, for one missing range after the other.
 
-        Args:
-            identity: The object.
-            start: First byte.
-            stop: One past the last byte.
-            get: Called for each missing range, one after the other, in this thread.
-            wait: Wait up to ``wait_seconds`` for others who are fetching the same bytes. If False, fetch them
-                again.
-
-        Returns:
-            The bytes, read-only. They are not copied if they lie in one block, or were all fetched at once.
-
-        Raises:
-            RangeError: The object does not have such bytes.
-            Exception: What ``get`` raises.
+        The bytes are read-only. They are not copied if they lie in one block, or were all fetched at once.
+        Raises RangeError if the object does not have them, and the errors of ``get``.
         """
         place = self._place(identity, start, stop)
         writer, reader = self._open()
@@ -233,11 +214,7 @@ class BlockCache:
     def keep(self, identity: ObjectIdentity, start: int, stop: int, get: Get, *, wait: bool = True) -> bool:
         """Fetch missing bytes of an object into the cache; return True if it has all of them now.
 
-        Cached bytes are not read. Bytes for which there is no room are not fetched.
-
-        Raises:
-            RangeError: The object does not have such bytes.
-            Exception: What ``get`` raises.
+        Cached bytes are not read. Bytes for which there is no room are not fetched. Raises as :meth:`fetch`.
         """
         place = self._place(identity, start, stop)
         download = self._download(place, [(start, stop)], get, wait, only_keep=True)

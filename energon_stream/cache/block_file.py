@@ -31,23 +31,18 @@ if TYPE_CHECKING:
     from energon_stream.cache.identity import BlockPlace
     from energon_stream.cache.ledger import Ledger
 
-MOST_RECORDS = 1 << 14
-"""Records that a block may have. A block that is full of records takes no more bytes."""
+MOST_RECORDS = 1 << 14  # of a block, which then takes no more bytes
 
 # Locks are byte ranges far beyond the data. Processes that have the file open or mapped share the first one.
 _IN_USE = (1 << 62, (1 << 62) + 1)
 _appending = StripedLocks((1 << 62) + 1)
 
-_MAPPED_FROM = 1 << 20
-"""Smallest read that maps the file. Smaller reads are copied, because each map keeps a file descriptor."""
-
+_MAPPED_FROM = 1 << 20  # smaller reads are copied, because each map keeps a file descriptor
 _TOUCH_SECONDS = 60.0
-_POPULATE_READ = 22
-"""Advice for madvise(2), Linux 5.14: reads ahead, and reports a failing disk instead of raising SIGBUS."""
+_POPULATE_READ = 22  # for madvise(2), Linux 5.14: reads ahead, and reports a failing disk without SIGBUS
 
 _tables: dict[tuple[str, int, int, int], RecordTable] = {}
-_MOST_TABLES = 512
-"""Tables of whole blocks to remember. The table of a block of 32 MiB in records of 128 KiB takes 6 kB."""
+_MOST_TABLES = 512  # of whole blocks; the table of a block of 32 MiB in records of 128 KiB takes 6 kB
 
 
 class DamagedError(Exception):
@@ -66,10 +61,7 @@ class BlockFile:
 
     @classmethod
     def open(cls, place: BlockPlace, *, writable: bool = False, alone: bool = False) -> BlockFile | None:
-        """Open the file, and mark it as in use; return None if it does not exist or is being removed.
-
-        If ``alone``, return None also if somebody has it open.
-        """
+        """Open the file, and mark it as in use; None if it is absent, being removed or, ``alone``, in use."""
         try:
             file = PrivateFile(place.path, os.O_RDWR if writable else os.O_RDONLY)
         except FileNotFoundError:
@@ -194,14 +186,10 @@ class BlockFile:
             yield
 
     def store(self, start: int, data: memoryview, ledger: Ledger) -> int:
-        """Write the bytes from ``start`` on that the file does not have yet.
+        """Write the bytes from ``start`` on that the file does not have yet, and return their number.
 
-        Returns:
-            Number of bytes written; 0 if there is no room or the block was removed.
-
-        Raises:
-            Busy: Others keep locks.
-            OSError: The disk is full or fails.
+        It is 0 if there is no room or the block was removed. Raises Busy if others keep locks, and OSError if
+        the disk is full or fails.
         """
         stop = start + len(data)
         records = encode_records(self.place.key, start, data)  # hashed before others have to wait

@@ -71,8 +71,7 @@ class BlockReader:
     def find(
         self, place: ObjectPlace, start: int, stop: int, *, at_hand: bool = False
     ) -> tuple[list[CachedBytes], list[Span]]:
-        """Return the cached bytes among an object's bytes ``[start, stop)``, and the gaps between them; in
-        order.
+        """Return, in order, the cached bytes among an object's ``[start, stop)``, and the gaps between them.
 
         ``at_hand`` reads no disk: a block's bytes count as missing unless the block has all of them and the
         system has the first and the last one in memory.

@@ -23,26 +23,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_SECONDS = 60.0
-"""How long nothing is written after another process kept a lock for too long."""
-_FULL_SECONDS = 60.0
-"""How long to wait after nothing could be evicted before looking again."""
+_PAUSE_SECONDS = 60.0  # without writing, after another process kept a lock for too long
+_FULL_SECONDS = 60.0  # before looking again, after nothing could be evicted
 _OVERHEAD_BYTES = 8 * PAGE_BYTES  # disk space of a range beside its bytes, rather more than less
-_SPARE = 64
-"""Evicting frees a 64th of the quota more than needed, so that it happens rarely."""
+_SPARE = 64  # evicting frees a 64th of the quota more than needed, so that it happens rarely
 
 
 class Claim(NamedTuple):
-    """Bytes of a block that are to be fetched.
-
-    The holder of this claim fetches them if ``is_mine``, else another thread or process does. The ``gaps``
-    are positions in the object that the block does not have.
-    """
+    """Bytes of a block that are to be fetched."""
 
     block: BlockFile
     wanted: BlockRange
-    is_mine: bool
-    gaps: list[Span]
+    is_mine: bool  # False if another thread or process fetches them
+    gaps: list[Span]  # positions in the object that the block does not have
 
 
 class _Failures:

@@ -32,11 +32,7 @@ _caches: PerProcess[BlockCache] = PerProcess()
 
 
 def shared_cache(config: CacheConfig) -> BlockCache:
-    """Return this process's one cache with a configuration. Its users share it, so none of them may close it.
-
-    Raises:
-        ConfigError: See :class:`BlockCache`.
-    """
+    """Return this process's one :class:`BlockCache` of a configuration; no user may close it."""
     return _caches.map(config, lambda: BlockCache(config))
 
 
@@ -120,17 +116,8 @@ class CachedStore(ScheduledStore):
 
     The cache has to know the version and the size of an object. If neither :meth:`remember` nor ``versions``
     gives them, the first request goes to the store, and its answer contains them. From then on, this store
-    reads only that version; any other raises ``ObjectChangedError``, as without a cache.
-
-    Writes, listings and metadata go to the store.
-
-    Args:
-        store: The store.
-        cache: The cache.
-        versions: Versions of the store's objects; None to learn them from answers.
-
-    Attributes:
-        cache: The cache.
+    reads only that version; any other raises ``ObjectChangedError``, as without a cache. Writes, listings and
+    metadata go to the store.
     """
 
     is_local = False
@@ -159,9 +146,7 @@ class CachedStore(ScheduledStore):
             self._known[path] = ObjectIdentity(self.url, path, meta.etag, meta.size)
 
     def known(self, path: str, etag: str | None = None) -> ObjectIdentity | None:
-        """Return the version of an object that the cache serves; None if only a request would tell, or the
-        caller wants another version.
-        """
+        """Return the version that the cache serves; None if only a request tells, or another is wanted."""
         known = self._known.get(path)
         if known is None and self._versions is not None:
             meta = self._versions.of(path)
@@ -171,11 +156,7 @@ class CachedStore(ScheduledStore):
         return known if known is not None and etag in (None, known.etag) else None
 
     def identify(self, path: str) -> ObjectIdentity | None:
-        """Return the version of an object, with a request for its metadata if necessary.
-
-        Returns:
-            None for an object that is not cached, because the store has no versions.
-        """
+        """Return the version of an object, by a request if necessary; None if the store has no versions."""
         known = self.known(path)
         if known is None:
             self.remember(path, self.head(path))
@@ -217,10 +198,7 @@ class CachedStore(ScheduledStore):
         return None if data is None else Body(data, known.etag, known.size)
 
     def keep(self, path: str, byte_range: ByteRange) -> bool:
-        """Fetch a byte range into the cache; see :meth:`BlockCache.keep`.
-
-        Raises UnsupportedStoreError if the store has no version of the object.
-        """
+        """Fetch a byte range into the cache. Raises UnsupportedStoreError for an object without a version."""
         known = self.identify(path)
         if known is None:
             raise UnsupportedStoreError(

@@ -16,10 +16,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgtp])(i?)b?|b)?\s*", re.IGNOREC
 
 
 def node_directory() -> str:
-    """Return the user's folder for what is kept on this node.
-
-    It is ``ENERGON_STREAM_CACHE_DIR``, or ``energon_stream`` in ``XDG_CACHE_HOME`` (``~/.cache``).
-    """
+    """Return ``ENERGON_STREAM_CACHE_DIR``, else ``energon_stream`` in ``XDG_CACHE_HOME`` (``~/.cache``)."""
     named = os.environ.get("ENERGON_STREAM_CACHE_DIR")
     if not named:
         named = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "energon_stream")
@@ -120,10 +117,7 @@ class CacheConfig:
 
 
 def parse_size(size: int | str, name: str = "size") -> int:
-    """Return the bytes of a number, or of a text such as ``"200GB"`` (10⁹) or ``"1.5GiB"`` (2³⁰).
-
-    Raises ConfigError if ``size`` is neither.
-    """
+    """Return the bytes of a number, or of a text such as ``"200GB"`` (10⁹) or ``"1.5GiB"`` (2³⁰)."""
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
         if match:

@@ -74,9 +74,8 @@ class CacheDirectory:
     def make(self) -> None:
         """Make the cache directory, and the folders in it if it can be written; make sure that both are safe.
 
-        Raises:
-            CacheDirectoryError: Another user could change the files, or locks do not work there.
-            ConfigError: The directory is not a folder, or cannot be made.
+        Raises CacheDirectoryError if another user could change the files, or locks do not work there, and
+        ConfigError if the directory is not a folder, or cannot be made.
         """
         try:
             make_cache_folder(self.directory)
@@ -157,10 +156,7 @@ class CacheDirectory:
             return True
 
     def open_block(self, owner: ObjectPlace, place: BlockPlace) -> BlockFile | None:
-        """Open a block for writing, and make it if it is absent; return None if there is no room for it.
-
-        Raises Busy if others keep locks, and OSError if the disk is full or fails.
-        """
+        """Open a block for writing, and make it if it is absent; return None if there is no room for it."""
         block = BlockFile.open(place, writable=True)
         if block is None and self._make_block(owner, place):
             block = BlockFile.open(place, writable=True)
@@ -212,17 +208,9 @@ class CacheDirectory:
     def remove_block(self, place: BlockPlace, *, alone: bool = False, file_id: int | None = None) -> int:
         """Remove a block, and with the last block the object's folder. Views of the block stay valid.
 
-        Args:
-            place: The block.
-            alone: Remove it only if no process has it open.
-            file_id: Remove only this file of that name; see :attr:`BlockFile.file_id`.
-
-        Returns:
-            Disk space that the block took; 0 if it was not removed.
-
-        Raises:
-            Busy: Others keep locks.
-            OSError: The disk fails, or must not be written.
+        Returns the disk space that the block took; 0 if it was not removed: because a process has it open if
+        ``alone``, or because it is not the file with the number ``file_id``. Raises Busy if others keep
+        locks, and OSError if the disk fails, or must not be written.
         """
         block = BlockFile.open(place, writable=True, alone=alone)
         if block is None:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 Get: TypeAlias = Callable[[int, int], memoryview]
 """Fetches bytes ``start`` to ``stop`` of an object: all of them, or it raises."""
 
-READ_OVER = 32 << 10
-"""Cached bytes between two gaps that are fetched again, because two requests cost more than one."""
+READ_OVER = 32 << 10  # cached bytes between gaps that are fetched again: two requests cost more than one
 
 
 @dataclass(slots=True)
@@ -34,9 +33,9 @@ class Download:
     writer: BlockWriter
     place: ObjectPlace
     get: Get
-    # Do not return the bytes: cached bytes are not read, and bytes that the cache does not take are not
-    # fetched.
-    only_keep: bool = False
+    only_keep: bool = (
+        False  # return no bytes: read no cached ones, and fetch none that the cache does not take
+    )
     chunks: list[CachedBytes] = field(default_factory=list)  # bytes that were fetched or found
     fetched_bytes: int = 0  # number of bytes fetched
     kept_bytes: int = 0  # number of these that the cache kept

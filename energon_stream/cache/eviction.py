@@ -28,9 +28,7 @@ class EvictableBlock:
 
     key: str  # path of the block
     root: str  # dataset of the block
-    # Name of the blocks that come into and fall out of use together: the dataset, or one version of an
-    # object.
-    group: str
+    group: str  # name of what comes into and falls out of use as a whole: a dataset, a version of an object
     bytes: int  # bytes that removing the block frees
     last_use: float  # time of the last read or write, in any unit
     in_use: bool  # True if a running process uses the group
@@ -77,11 +75,8 @@ def make_room(
     """Remove blocks until ``need`` bytes are gained, and return True; return False if that is not possible.
 
     If possible, ``spare`` bytes more are gained, so that the next eviction is not needed soon. Blocks that
-    any process has open stay. Older versions of ``owner``, which needs the room, count as unused.
-
-    Raises:
-        Busy: Others keep locks.
-        OSError: The disk fails, or must not be written.
+    any process has open stay. Older versions of ``owner``, which needs the room, count as unused. Raises as
+    :meth:`CacheDirectory.remove_block`.
     """
     chosen = candidates(policy, _entries(directory, owner), directory.ledger.limits.shares)
     if sum(entry.bytes for entry in chosen) < need:
@@ -100,10 +95,8 @@ def _entries(directory: CacheDirectory, owner: ObjectPlace) -> list[EvictableBlo
     for root_folder in directory.root_folders():
         root, in_use = os.path.basename(root_folder), directory.root_in_use(root_folder)
         blocks = {folder: directory.blocks(folder) for folder in directory.object_folders(root_folder)}
-        last_use = {
-            folder: max((status.st_mtime for _, status in found), default=0.0)
-            for folder, found in blocks.items()
-        }
+        times = {folder: [status.st_mtime for _, status in found] for folder, found in blocks.items()}
+        last_use = {folder: max(found, default=0.0) for folder, found in times.items()}
         if root_folder == owner.root_folder:
             last_use[owner.folder] = math.inf
         by_use = sorted(last_use, key=lambda folder: (last_use[folder], folder))
@@ -130,13 +123,8 @@ def plan_shares(sizes: Sequence[int], reads: Sequence[float], quota: int) -> lis
     as much as a byte of its dataset is read, and the quota goes first to the datasets whose bytes are read
     most. Datasets whose bytes are worth the same get the same share of their sizes.
 
-    Args:
-        sizes: Bytes of each dataset.
-        reads: Bytes read of each dataset in the same time, such as weight × bytes of a sample; in any unit.
-        quota: Bytes to divide.
-
-    Raises:
-        ConfigError: A number is negative, or there are not as many reads as sizes.
+    ``reads`` are bytes that are read of each dataset in the same time, such as weight × bytes of a sample, in
+    any unit. Raises ConfigError if a number is negative, or there are not as many reads as sizes.
 
     Example:
         >>> from energon_stream.cache import plan_shares

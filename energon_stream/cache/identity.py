@@ -36,9 +36,7 @@ class BlockPlace(NamedTuple):
 
     path: str  # the block's file
     size: int  # bytes of the block; the last block of an object may have fewer
-    # Key for the checks of the block's records. It follows from the names of dataset, object and block and
-    # not from the folders above, so that a cache can be moved.
-    key: int
+    key: int  # for the checks of records; made of names, not of the folders above, so that a cache can be moved
 
     @property
     def data_bytes(self) -> int:
@@ -57,12 +55,10 @@ class BlockPlace(NamedTuple):
 
 
 class BlockRange(NamedTuple):
-    """A range of an object's bytes that lies in one block. All positions, also that of the block's first byte
-    (``base``), are positions in the object.
-    """
+    """A range of an object's bytes that lies in one block. All positions are positions in the object."""
 
     block: BlockPlace
-    base: int
+    base: int  # the block's first byte
     start: int
     stop: int
 
@@ -79,14 +75,11 @@ class BlockRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObjectPlace:
-    """The folder of an object's blocks, inside the dataset's folder.
-
-    The names of all versions of an object begin with the same hash of the path.
-    """
+    """The folder of an object's blocks, inside the dataset's folder."""
 
     identity: ObjectIdentity
     block_bytes: int
-    folder: str
+    folder: str  # the names of all versions of an object begin with the same hash of the path
 
     @property
     def root_folder(self) -> str:

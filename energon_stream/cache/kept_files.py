@@ -59,9 +59,7 @@ def kept_name(*texts: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeptFiles:
-    """The files of one kind in a cache directory, by names that may begin with a folder. A picklable
-    value.
-    """
+    """Files of one kind in a cache directory, by names that may begin with a folder. A picklable value."""
 
     directory: str
     kind: KeptKind
@@ -80,27 +78,18 @@ class KeptFiles:
                     os.utime(file.fileno())
                 return data[_HEADER_BYTES:]
             if data[: len(_MARK)] == _MARK:
-                folder = os.path.dirname(path)
-                log_once(
-                    _log, "a file kept in %s is damaged, and is made again: %s", folder, path, key=folder
-                )
+                folder, message = os.path.dirname(path), "a file kept in %s is damaged, and is made again: %s"
+                log_once(_log, message, folder, path, key=folder)
         return None
 
     def read_part(self, name: str, start: int, size: int) -> tuple[bytes, int]:
-        """Return some bytes of a content, which are not verified, and the length of the whole content.
-
-        Raises FileNotFoundError if there is no such file.
-        """
+        """Return some bytes of a content, which are not verified, and the length of the whole content."""
         with open(open_private(self.path(name), os.O_RDONLY), "rb") as file:
             file.seek(_HEADER_BYTES + start)
             return file.read(size), os.fstat(file.fileno()).st_size - _HEADER_BYTES
 
     def write(self, name: str, content: bytes, *, alone: bool = False) -> None:
-        """Keep a content. The file appears when it is complete.
-
-        ``alone``: no other process writes this file now; see :meth:`making`. Raises OSError if the file
-        cannot be written.
-        """
+        """Keep a content, in a file that appears when it is complete; ``alone`` as :meth:`making` says."""
         writer = "" if alone else f".{os.getpid()}-{threading.get_ident()}"
         path = self._with_folders(name)
         replace_private(path, _header(name, content) + content, f"{path}{writer}.new")
@@ -112,10 +101,7 @@ class KeptFiles:
 
     @contextmanager
     def making(self, name: str) -> Iterator[bool | None]:
-        """Yield True to the one who is to make a file, False to others; None where files cannot be locked.
-
-        Raises OSError if the folder cannot be written.
-        """
+        """Yield True to the one who is to make a file, False to others; None where files cannot be locked."""
         byte = zlib.crc32(name.encode())
         with self._lock_file(name) as file:
             is_mine: bool | None = None
@@ -161,12 +147,12 @@ def _header(name: str, content: bytes | memoryview) -> bytes:
 
 
 class KeptFile(NamedTuple):
-    """A kept file; ``last_use`` is in seconds since 1970, exact to a minute."""
+    """A kept file."""
 
     kind: KeptKind
     path: str
     bytes: int
-    last_use: float
+    last_use: float  # in seconds since 1970, exact to a minute
 
 
 def list_kept(directory: str) -> list[KeptFile]:

@@ -27,15 +27,9 @@ from energon_stream.cache.locks import Busy, StripedLocks, patience
 from energon_stream.cache.private import PrivateFile, make_folder, read_private
 from energon_stream.cache.records import PAGE_BYTES
 
-COUNT_FILE = "bytes"
-"""File in a dataset's folder that contains the number of bytes counted for the dataset."""
-
-ROOT_BYTES = 4 * PAGE_BYTES
-"""Disk space of a dataset's folder: the folder, two small files, and its entry in the parent folder."""
-
-OBJECT_BYTES = 2 * PAGE_BYTES
-"""Disk space of an object's folder and of the file in it that describes the object."""
-
+COUNT_FILE = "bytes"  # in a dataset's folder: the number of bytes counted for the dataset
+ROOT_BYTES = 4 * PAGE_BYTES  # of a dataset's folder: itself, two small files, its entry in the parent
+OBJECT_BYTES = 2 * PAGE_BYTES  # of an object's folder and of the file in it that describes the object
 _FIXED_BYTES = 8 * PAGE_BYTES  # the cache's own folders and the ledger
 _MAGIC = b"ESCACHE1"
 _CHECK_BYTES = 16
@@ -44,8 +38,7 @@ _MOST_BYTES = 1 << 60  # more than this is damage
 _COUNT = struct.Struct("<q")
 
 _MOST_RESERVED = 64 << 20
-_RESERVED_SHARE = 64
-"""A process reserves at most a 64th of the free room, because other processes find that room taken."""
+_RESERVED_SHARE = 64  # at most a 64th of the free room, because other processes find that room taken
 
 # Byte ranges of the file, which need not exist, are the locks.
 _changing = StripedLocks(0)
@@ -66,14 +59,10 @@ class CacheLimits:
 
     quota: int | None = None  # bytes of the whole cache; None for no limit
     floor: int = 0  # bytes of the disk to leave free
-    # Bytes of some datasets, by the names of their folders.
-    shares: Mapping[str, int] = field(default_factory=dict)
+    shares: Mapping[str, int] = field(default_factory=dict)  # bytes of some datasets, by name of their folder
 
     def room(self, disk: str | int, counted: int) -> int:
-        """Return the bytes that may still come, or how many came too much as a negative number.
-
-        ``disk`` is a path or an open file on it.
-        """
+        """Return the bytes that may still come to a disk (path or open file); negative if too many came."""
         room = free_bytes(disk) - self.floor
         return room if self.quota is None else min(room, self.quota - counted)
 
@@ -112,10 +101,7 @@ class Ledger:
         """Begin a transaction, or join the one of this process's other threads. Recounts wait for its end.
 
         If the block raises, all that the transaction has taken stays pending, so that a recount finds out how
-        much of it is on disk.
-
-        Raises:
-            Busy: A recount takes long.
+        much of it is on disk. Raises Busy if a recount takes long.
         """
         transaction = self._begin()
         try:
@@ -170,10 +156,8 @@ class Ledger:
     ) -> bool:
         """Measure the files if a process was killed, or ``always``. All writers wait meanwhile.
 
-        ``measure`` returns the bytes of each dataset's folder, by path.
-
-        Returns:
-            True if the count is right now; False if others kept writing for ``seconds``.
+        ``measure`` returns the bytes of each dataset's folder, by path. Returns True if the count is right
+        now, False if others kept writing for ``seconds``.
         """
         with PrivateFile(self._path, os.O_RDWR | os.O_CREAT) as file:
             if not file.lock(*_WRITING, seconds=seconds):
@@ -194,7 +178,8 @@ class LedgerTransaction:
 
     Counting takes nine system calls under a lock, and after each of them the thread must get the GIL back. So
     while several threads write, the first one counts more than it needs, and the others use up these reserved
-    bytes without touching the file. The last thread to end subtracts what is left.
+    bytes without touching the file. The last thread to end subtracts what is left. Methods raise Busy if
+    another process keeps a lock.
     """
 
     def __init__(self, file: PrivateFile, limits: CacheLimits) -> None:
@@ -206,29 +191,18 @@ class LedgerTransaction:
         self._reserved = Counter[str]()  # by dataset
 
     def locked(self) -> AbstractContextManager[None]:
-        """Exclude others for a moment. Folders of datasets appear and vanish only under this lock.
-
-        Raises Busy if another process keeps the lock.
-        """
+        """Exclude others for a moment. Folders of datasets appear and vanish only under this lock."""
         return _changing.hold(self.file, "")
 
     def object_lock(self, folder: str) -> AbstractContextManager[None]:
-        """Exclude others from an object's folder. It, and names in it, appear and vanish only under this
-        lock.
+        """Exclude others from an object's folder. It and its files appear and vanish only under this lock.
 
-        Take it before :meth:`locked`, and never while holding that: making a file can take a quarter of a
-        second.
-
-        Raises:
-            Busy: Another process keeps the lock.
+        Take it before :meth:`locked`, and never inside: making a file can take a quarter of a second.
         """
         return _objects.hold(self.file, os.path.basename(folder))
 
     def take(self, root_folder: str, amount: int) -> bool:
-        """Count bytes that are about to be written; return False if the limits forbid it.
-
-        Raises Busy if another process keeps the lock.
-        """
+        """Count bytes that are about to be written; return False if the limits forbid it."""
         if self._take_reserved(root_folder, amount):
             return True
         with self.locked():
@@ -269,10 +243,7 @@ class LedgerTransaction:
             self._taken = 0
 
     def settle(self) -> None:
-        """Subtract what was reserved and not used. What was taken is on disk, and no longer pending.
-
-        Raises Busy if another process keeps the lock.
-        """
+        """Subtract what was reserved and not used. What was taken is on disk, and no longer pending."""
         unused = self._reserved.total()
         if not (unused or self._taken):
             return
@@ -285,9 +256,7 @@ class LedgerTransaction:
 
     @contextmanager
     def giving_back(self, root_folder: str | None, amount: int) -> Iterator[None]:
-        """Subtract the bytes that were counted for files; the block removes them. Use it inside
-        :meth:`locked`; ``root_folder`` is None if the dataset's folder itself is removed.
-        """
+        """Subtract the bytes of files that the block removes, inside :meth:`locked`; None: of the folder."""
         usage = self._usage()
         _write(self.file, Usage(usage.bytes, usage.pending + amount))
         yield
@@ -354,10 +323,7 @@ def _write(file: PrivateFile, usage: Usage) -> None:
 
 
 def _encode(usage: Usage) -> bytes:
-    """Encode the content, with a check of the numbers and of this boot.
-
-    After a crash of the machine, files may lack what was written to them.
-    """
+    """Encode the content, with a check of the numbers and of this boot: a crash may lose what was written."""
     numbers = _FIELDS.pack(_MAGIC, *usage, b"")[:-_CHECK_BYTES]
     return numbers + xxhash.xxh3_128_digest(_boot_id() + numbers)
 

@@ -22,10 +22,7 @@ from typing import Self
 
 from energon_stream.fork import PerProcess
 
-PATIENCE = 5.0
-"""Seconds to wait for a lock that others hold for micro- or milliseconds. A holder that takes longer was
-stopped, or its disk was."""
-
+PATIENCE = 5.0  # seconds to wait for a lock that is held for milliseconds, unless the holder was stopped
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
 _STRIPES = 64
@@ -48,10 +45,10 @@ def has_locks() -> bool:
 
 
 class LockedFile:
-    """A file, opened like by ``os.open`` but never through a link, and the locks on its bytes. Closing it
-    releases the locks, unless the file is mapped.
+    """A file, opened like by ``os.open`` but never through a link, and the locks on its bytes.
 
-    A forked child closes its copy at once, because the copy would keep the parent's locks.
+    Closing it releases the locks, unless the file is mapped. A forked child closes its copy at once, because
+    the copy would keep the parent's locks.
     """
 
     def __init__(self, path: str, flags: int) -> None:
@@ -118,11 +115,8 @@ class StripedLocks:
     """Locks by name. Threads of this process queue for a lock first; then one of them polls the file.
 
     If all threads polled, they would keep waking each other's cores and find the lock late. Two names may
-    share a lock, so a thread must not hold two locks of one object.
-
-    Args:
-        start: First byte to lock in each file.
-        apart: Distance between the bytes of the 64 stripes of names; 0 if each file has one name.
+    share a lock, so a thread must not hold two locks of one object. The bytes of the 64 stripes of names lie
+    from ``start`` on, ``apart`` bytes from each other: 0 if each file has one name.
     """
 
     def __init__(self, start: int, apart: int = 0) -> None:

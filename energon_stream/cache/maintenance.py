@@ -15,55 +15,42 @@ _RECOUNT_SECONDS = 30.0
 
 
 class CachedObject(NamedTuple):
-    """One version of an object of which a cache has blocks.
+    """One version of an object of which a cache has blocks."""
 
-    ``path`` and ``etag`` are ``"?"`` if the description is lost. ``size`` is the length of the object and
-    ``bytes`` the disk space of its blocks. ``last_use`` is in seconds since 1970, exact to a minute.
-    """
-
-    path: str
-    etag: str
-    size: int
+    path: str  # "?" if the description is lost
+    etag: str  # likewise
+    size: int  # length of the object
     blocks: int
-    bytes: int
-    last_use: float
+    bytes: int  # disk space of the blocks
+    last_use: float  # in seconds since 1970, exact to a minute
     folder: str
 
 
 class CachedDataset(NamedTuple):
-    """A dataset of which a cache has blocks: numbers and sums of its objects; see :class:`CachedObject`.
-
-    ``in_use`` is True if a running process uses the dataset. ``last_use`` is 0 if the cache has no object.
-    """
+    """A dataset of which a cache has blocks: numbers and sums of its objects; see :class:`CachedObject`."""
 
     url: str
     objects: int
     blocks: int
     bytes: int
-    last_use: float
-    in_use: bool
+    last_use: float  # 0 if the cache has no object
+    in_use: bool  # whether a running process uses the dataset
 
 
 class VerifyReport(NamedTuple):
-    """Undamaged blocks, bytes of data in these, and damaged blocks, which were removed.
-
-    ``counted`` is False if others kept writing, so that the count of bytes was not corrected.
-    """
+    """Undamaged blocks, bytes of data in these, and damaged blocks, which were removed."""
 
     blocks: int
     bytes: int
     damaged: int
-    counted: bool
+    counted: bool  # False if others kept writing, so that the count of bytes was not corrected
 
 
 class ClearReport(NamedTuple):
-    """Removed blocks and kept files, and the disk space of all of them.
-
-    The space of an open block is freed when its reader closes it.
-    """
+    """Removed blocks and kept files, and the disk space of all of them."""
 
     blocks: int
-    bytes: int
+    bytes: int  # those of an open block are freed when its reader closes it
     kept_files: int
 
 

@@ -26,11 +26,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 
 class PrivateFile(LockedFile):
-    """A file of a cache, and the locks on its bytes.
-
-    Raises:
-        CacheDirectoryError: The file is a link or no regular file, or belongs to another user.
-    """
+    """A file of a cache, and its locks. Raises CacheDirectoryError for a link, or a file of another user."""
 
     @staticmethod
     def _open(path: str, flags: int) -> int:
@@ -75,11 +71,7 @@ def replace_private(path: str, content: bytes, temporary: str) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Make a folder with mode 0700, or check the one that is there.
-
-    Raises:
-        CacheDirectoryError: There is a link or a file of this name, or the folder belongs to another user.
-    """
+    """Make a folder with mode 0700. Raises CacheDirectoryError for a link, a file, a folder of others."""
     try:
         os.mkdir(path, _FOLDER_MODE)
     except FileExistsError:
@@ -93,11 +85,8 @@ def make_cache_folder(path: str) -> None:
     """Make the folder that the user named, or check the one that is there.
 
     The folder may hold other files too. So a folder that exists keeps its mode, but if it is this user's,
-    others may no longer write to it.
-
-    Raises:
-        CacheDirectoryError: The folder, or a link that leads to it, belongs to another user.
-        OSError: The folder cannot be made.
+    others may no longer write to it. Raises CacheDirectoryError if it, or a link that leads to it, belongs to
+    another user.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if not os.path.isdir(path):
@@ -120,12 +109,8 @@ def make_cache_folder(path: str) -> None:
 def make_layout_folder(path: str) -> None:
     """Make the folder that holds all of a cache, or take it from others who might read or write there.
 
-    Earlier versions made folders with the umask's mode. If others could write, what they may have left there
-    is looked for.
-
-    Raises:
-        CacheDirectoryError: The folder is a link, or belongs to another user, or contains links or another
-            user's files.
+    Earlier versions made folders with the umask's mode. Raises CacheDirectoryError if the folder is a link or
+    another user's, or others could write, and have left links or files there.
     """
     make_folder(path)
     status = os.lstat(path)
@@ -141,11 +126,7 @@ def make_layout_folder(path: str) -> None:
 
 
 def check_locks(path: str) -> None:
-    """Make sure that locks on a file work, by locking a byte through two descriptors.
-
-    Raises:
-        CacheDirectoryError: The file system has no locks, or they have no effect.
-    """
+    """Raise CacheDirectoryError unless locks on a file work, by locking a byte through two descriptors."""
     byte = (1 << 61, (1 << 61) + 1)
     try:
         with PrivateFile(path, os.O_RDWR | os.O_CREAT) as first, PrivateFile(path, os.O_RDWR) as second:

@@ -20,18 +20,10 @@ import xxhash
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array, UInt64Array
 
-LINE_BYTES = 128 << 10
-"""Bytes between the places where runs are cut."""
-
-_HASHED_AT_ONCE = 64 << 10
-"""Bytes hashed per call. From 100 kB on, xxHash releases the GIL, and taking it again costs more."""
-
-PAGE_BYTES = 4096
-"""Allocation unit of file systems."""
-
+LINE_BYTES = 128 << 10  # between the places where runs are cut
+_HASHED_AT_ONCE = 64 << 10  # from 100 kB on, xxHash releases the GIL, and taking it again costs more
+PAGE_BYTES = 4096  # allocation unit of file systems
 LARGEST_BLOCK = 1 << 30
-"""Most bytes of a block."""
-
 RECORD_BYTES = 32
 _EXTENT_BYTES = 12
 _FIELDS = np.dtype("<u8")  # start, stop, hash, check
@@ -108,10 +100,7 @@ class RecordTable:
 
     @classmethod
     def decode(cls, key: int, raw: bytes, start: int = 0, stop: int | None = None) -> RecordTable:
-        """Decode the records with bytes of ``[start, stop)`` of a block.
-
-        ``raw`` are the file's bytes after the data. An unfinished record at their end is ignored.
-        """
+        """Decode the records with bytes of ``[start, stop)`` of a block; ``raw`` is all after the data."""
         count = len(raw) // RECORD_BYTES
         table = np.frombuffer(raw, dtype=_FIELDS, count=4 * count).reshape(count, 4)
         wanted = table[:, 1] > start
@@ -149,9 +138,7 @@ class RecordTable:
 
         Data and records count by pages. So do the file system's notes of where the data lies: 12 bytes for
         each run of pages (an extent of ext4), and there are no more runs than records. An empty file counts
-        as one page.
-
-        For a table of a part of the block, only the difference between two calls has a meaning.
+        as one page. For a table of a part of the block, only the difference of two calls has a meaning.
         """
         starts, stops = self.starts, self.stops
         if more:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from energon_stream.auxiliary.stores import WebdatasetFileStore
+from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.compat.dataset_info import FilteredSample, get_info_shard_files
 from energon_stream.compat.epath import EPath
 from energon_stream.compat.sqlite_indices import Closing, SqliteIndexReader

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from energon_stream.auxiliary.stores import SystemFileStore, WebdatasetFileStore
+from energon_stream.auxiliary import SystemFileStore, WebdatasetFileStore
 from energon_stream.config.dataset_yaml import DatasetYamlOptions, make_sample_factory
 from energon_stream.config.named_code import import_class, imported_joiner, is_own_module
 from energon_stream.config.references import AnyLeafRef, AuxRef, JoinerRef, JoinRef, LeafRef

@@ -17,8 +17,7 @@ from energon_stream.imports import LazyModule
 _ray = LazyModule("ray", "ray")
 
 _SECONDS_TO_CONNECT = 10.0
-_TASKS_A_CPU = 2
-"""Tasks that are given to the cluster for each of its CPUs, so that none waits for this process."""
+_TASKS_A_CPU = 2  # that the cluster has, so that none waits for this process
 
 
 class RayEngine(TaskEngine):
@@ -115,12 +114,8 @@ def _outcome(reference: Any) -> Outcome:
         outcome: Outcome = _ray.get(reference)
     except _ray.exceptions.RayError as error:  # the process or the node is gone, or its result
         text = str(error).strip().partition("\n")[0]
-        return Outcome(
-            error=WorkerError(
-                f"a task lost its process or node: {text}",
-                hint="see `ray status`; a node that is out of memory kills tasks",
-            )
-        )
+        hint = "see `ray status`; a node that is out of memory kills tasks"
+        return Outcome(error=WorkerError(f"a task lost its process or node: {text}", hint=hint))
     return outcome
 
 

@@ -99,19 +99,13 @@ class _Worker:
         self.is_ready = False  # it has imported the function
 
     def receive(self) -> Outcome | None:
-        """Return how the task ended; None if the process has just become ready.
-
-        Raises EOFError or OSError if the process is gone.
-        """
+        """Return how the task ended; None if the process is just ready. Raises EOFError, OSError if gone."""
         message = self.connection.recv_bytes()
         if not self.is_ready and message == _READY.encode():
             self.is_ready = True
             return None
         outcome: Outcome = pickle.loads(message)
         return outcome
-
-    def kill(self) -> None:
-        self.process.kill()
 
     def reap(self) -> int | None:
         """Wait for the end of a killed or dead process; return its exit code."""
@@ -121,9 +115,8 @@ class _Worker:
 
 
 def _preloaded() -> list[str]:
-    """Return the modules that the fork server imports once.
+    """Return the modules that the fork server imports once: PyTorch takes seconds, if this process has it.
 
-    Where this process has imported PyTorch, functions mostly need it, and to import it takes seconds.
     ``energon_stream.decode`` alone imports it only when it is used: in each process anew.
     """
     return [__name__, *(["energon_stream.decode", "torch"] if "torch" in sys.modules else [])]
@@ -167,26 +160,23 @@ class _Processes:
     def close(self) -> None:
         """Kill all processes."""
         for worker in self._workers:
-            worker.kill()
+            worker.process.kill()
         for worker in self._workers:
             worker.reap()
         self._workers = []
 
     def _lost(self, worker: _Worker) -> Outcome:
         self._workers.remove(worker)
-        worker.kill()
+        worker.process.kill()
         code = worker.reap()
         if not worker.is_ready:
             raise WorkerError(
                 f"a process of the engine ended with exit code {code} before its first task",
                 hint='guard the program with `if __name__ == "__main__":`, and see its error above',
             )
-        return Outcome(
-            error=WorkerError(
-                f"a process of the engine ended with exit code {code} while it had a task",
-                hint="-9 is often the kernel that is out of memory: use fewer processes",
-            )
-        )
+        what = f"a process of the engine ended with exit code {code} while it had a task"
+        hint = "-9 is often the kernel that is out of memory: use fewer processes"
+        return Outcome(error=WorkerError(what, hint=hint))
 
 
 @contextmanager

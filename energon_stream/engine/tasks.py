@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-_AHEAD = 2
-"""Tasks a slot that may be done or under way before the first result that is still missing, in order."""
+_AHEAD = 2  # tasks a slot that may be done or under way after the first missing result, in order
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ _TOKEN = re.compile(r"\\.|[{},]", re.DOTALL)
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?")
 _LONGEST_NUMBER = 18  # digits; longer ones are no numbers of shards
-_USUAL_NAME = 128
-"""Characters of a name that counts once."""
+_USUAL_NAME = 128  # characters of a name that counts once
 _MANY = 10**18
 
 
@@ -32,12 +31,7 @@ def expand(patterns: Iterable[str], where: str, limits: Limits | None = None) ->
 
 
 class Expander:
-    """Expands the brace patterns of one file, which share the limit ``names``.
-
-    Args:
-        where: The file, for messages.
-        limits: None for those of the environment.
-    """
+    """Expands the brace patterns of one file, which share the limit ``names``."""
 
     def __init__(self, where: str, limits: Limits | None = None) -> None:
         self._where, self._limits = where, limits or Limits.from_environment()
@@ -46,9 +40,7 @@ class Expander:
     def expand(self, patterns: Iterable[str]) -> list[str]:
         """Expand patterns in order. Names are counted before they are made.
 
-        Raises:
-            MetadataError: The braces are not balanced.
-            LimitError: The patterns expand to too many names, or the braces are nested too deeply.
+        Raises MetadataError for unbalanced braces, and LimitError for too many names or too deep braces.
         """
         names: list[str] = []
         for pattern in patterns:

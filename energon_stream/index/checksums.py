@@ -34,11 +34,8 @@ if TYPE_CHECKING:
 
 CHECKSUMS = f"{META_FOLDER}/checksums.xxh3"
 
-digest: Callable[[bytes | memoryview], int] = xxhash.xxh3_64_intdigest
-"""Returns the checksum of bytes."""
-
-new_digest = xxhash.xxh3_64
-"""Returns an object that makes the checksum of bytes that come in pieces."""
+digest: Callable[[bytes | memoryview], int] = xxhash.xxh3_64_intdigest  # of bytes
+new_digest = xxhash.xxh3_64  # makes the checksum of bytes that come in pieces
 
 _HEADER = struct.Struct("<8sQQQ")  # mark, samples, hash of .info.json, hash of the hashes
 _MARK = b"ES.sums1"
@@ -56,10 +53,7 @@ class AllSamples:
 
 
 def digest_samples(store: Store, entry: ListEntry, offsets: Sequence[int]) -> list[int]:
-    """Return the checksum of each sample of a tar, given the content of its ``.tar.idx``.
-
-    Raises ObjectChangedError if the tar is no longer the version that was listed.
-    """
+    """Return the checksum of each sample of a tar as it was listed, given its ``.tar.idx``."""
     ends, digests, begin = offsets[1:], list[int](), 0
     hasher = new_digest()
     for piece in stream_object(store, entry.path, _PIECE, etag=entry.meta.etag):
@@ -82,17 +76,14 @@ def encode_checksums(shards: Iterable[Sequence[int] | UInt64Array], info: bytes)
 
 
 def find_checksums(spec: StoreSpec, store: Store, every: AllSamples) -> RowFile | None:
-    """Return the checksums of a dataset as a file of rows; None without the file. This takes one request.
-
-    Raises IndexMismatchError if the file is damaged, or of another preparation.
-    """
+    """Return the checksums of a dataset as a file of rows; None without the file. This takes one request."""
     try:
         header = store.get_range(CHECKSUMS, ByteRange(0, _HEADER.size)).data
     except (ObjectNotFoundError, AccessDeniedError):  # stores may deny access to what does not exist
         return None
     except RangeError as error:
         raise _mismatch("the file is too short", store) from error
-    _check(bytes(header), store, every)
+    _check(bytes(header), store, every.samples, every.info_digest)
     place = replace(spec, url=f"{spec.url.rstrip('/')}/{CHECKSUMS}")
     return RowFile(place, _HEADER.size, 1, every.samples)
 
@@ -106,8 +97,7 @@ def read_checksums(store: Store, samples: int, info_digest: int) -> UInt64Array 
         data = bytes(store.get_suffix(CHECKSUMS, _HEADER.size + samples * ENTRY_BYTES + 1).data)
     except ObjectNotFoundError:
         return None
-    every = AllSamples(samples, info_digest, np.zeros(0, dtype=np.int64))
-    content = _check(data, store, every)
+    content = _check(data, store, samples, info_digest)
     if digest(data[_HEADER.size :]) != content or len(data) != _HEADER.size + samples * ENTRY_BYTES:
         raise _mismatch("the file is damaged", store)
     return np.frombuffer(data, dtype="<u8", offset=_HEADER.size)
@@ -126,14 +116,14 @@ def checksum_error(where: str, sample: int, name: str | None = None) -> Checksum
     )
 
 
-def _check(header: bytes, store: Store, every: AllSamples) -> int:
+def _check(header: bytes, store: Store, samples: int, info_digest: int) -> int:
     """Check a header; return the hash of the hashes."""
     if len(header) < _HEADER.size:
         raise _mismatch("the file is too short", store)
-    mark, samples, info, content = _HEADER.unpack(header[: _HEADER.size])
+    mark, *about, content = _HEADER.unpack(header[: _HEADER.size])
     if mark != _MARK:
         raise _mismatch("the file has another format", store)
-    if samples != every.samples or info != every.info_digest:
+    if about != [samples, info_digest]:
         raise _mismatch("the checksums are those of another preparation", store)
     return int(content)
 

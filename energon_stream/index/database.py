@@ -23,15 +23,11 @@ from energon_stream.urls import local_path
 if TYPE_CHECKING:
     from energon_stream.storage import Store, StoreSpec
 
-_CACHE_KIB = 256
-"""SQLite's page cache of a connection. Dropped pages are read again from the lines that the process keeps."""
+_CACHE_KIB = 256  # of pages that a connection keeps; others are read again from the lines of the process
 
 
 class IndexDatabase:
-    """The index of one folder in one process. Use :func:`index_database`.
-
-    Raises ObjectNotFoundError if the folder has no index.
-    """
+    """The index of one folder in one process. Use :func:`index_database`."""
 
     def __init__(self, spec: StoreSpec) -> None:
         self.store: Store = open_once(spec)
@@ -61,10 +57,7 @@ class IndexDatabase:
             raise self.damaged(str(error)) from error
 
     def rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Run a query.
-
-        Raises apsw.Error if the file is not a usable index, and StorageError if the store did not deliver.
-        """
+        """Run a query. Raises apsw.Error if the file is not a usable index."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -96,8 +89,5 @@ _SLOTS: PerProcess[_Slot] = PerProcess()
 
 
 def index_database(spec: StoreSpec) -> IndexDatabase:
-    """Return the index of a folder, which all users in the process share.
-
-    Raises ObjectNotFoundError if the folder has no index, and StorageError if the store did not deliver.
-    """
+    """Return a folder's index, which the process shares. Raises ObjectNotFoundError if there is none."""
     return _SLOTS.map(spec, _Slot).get(spec)

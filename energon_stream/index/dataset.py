@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _Values = TypeVar("_Values", bound="Sizes | Names")
-_FILE_BYTES = 4096
-"""Usual size of a file of metadata. A late one is requested twice."""
+_FILE_BYTES = 4096  # usual size of a file of metadata; a late one is requested twice
 
 DatasetKind = Literal["webdataset", "metadataset", "jsonl", "tars"]
 
@@ -104,15 +103,14 @@ class DatasetIndex:
 class WebDatasetIndex(DatasetIndex):
     """One split part of a dataset of tars."""
 
-    # Content of ``dataset.yaml``; None if the dataset has no such file.
-    dataset_yaml: Mapping[str, Any] | None = None
+    dataset_yaml: Mapping[str, Any] | None = None  # content of ``dataset.yaml``; None without the file
     # Shards of the split part that are not to be used at all; the other attributes leave them out.
     excluded_shards: tuple[str, ...] = ()
-    # ``int64 [shards]``: position of each shard in ``.info.json``, which is the shard's number in
-    # ``index.sqlite``; None if unknown.
+    # Position of each shard in ``.info.json``, which is its number in ``index.sqlite``; None if unknown.
     shard_ids: Int64Array | None = None
-    # Size of each sample in tar blocks, which replaces the ``.tar.idx`` files; None if unknown.
-    sizes: Sizes | None = None
+    sizes: Sizes | None = (
+        None  # of each sample in tar blocks, in place of ``.tar.idx`` files; None if unknown
+    )
     names: Names | None = None  # hash of each sample's name, known with the sizes at most
     every: AllSamples | None = None  # numbers of the samples in the whole dataset; None if unknown
     plain: PlainTars | None = None  # tars of a dataset that was not prepared; None for a prepared one
@@ -123,12 +121,7 @@ class WebDatasetIndex(DatasetIndex):
         return bool(self.excluded) and key in self.excluded.get(self.shard_paths[shard], ())
 
     def read_offsets(self, store: Store, shard: int, first: int, last: int) -> Int64Array:
-        """Read entries ``first`` to ``last``, inclusive, of a shard's index, from the dataset or from this
-        node.
-
-        Raises NotPreparedError if the shard has no index, and IndexMismatchError if the index is damaged, or
-        has another number of samples.
-        """
+        """Read entries of a shard's index, from the dataset or this node; see the function of this name."""
         count = int(self.shard_counts[shard])
         if self.plain is not None:
             return self.plain.read_offsets(self.plain.tars[shard], count, first, last)
@@ -169,8 +162,7 @@ class DatasetMetadata:
     shard_counts: Mapping[str, int]  # number of samples by shard path, in the order of ``.info.json``
     split: SplitConfig  # content of the split file
     split_url: str  # URL of the split file, for messages
-    # Content of ``dataset.yaml``; None if the dataset has no such file.
-    dataset_yaml: Mapping[str, Any] | None
+    dataset_yaml: Mapping[str, Any] | None  # content of ``dataset.yaml``; None without the file
     sizes: Sizes | None = None  # size of each sample in tar blocks; None if unknown
     names: Names | None = None  # hash of each sample's name; None if unknown
     info_digest: int = 0  # hash of ``.info.json``
@@ -187,12 +179,8 @@ def open_webdataset(
     """Open one split part of a prepared dataset.
 
     In ``.nv-meta``, the file ``split_config`` has the shards of each split part, and ``dataset_config``,
-    which may be absent, the sample type.
-
-    Raises:
-        ConfigError: The dataset has no such split part.
-        EmptyDatasetError: The split part has no samples.
-        EnergonStreamError: As :func:`read_metadata`.
+    which may be absent, the sample type. Raises ConfigError if there is no such split part, EmptyDatasetError
+    if it has no samples, and the errors of :func:`read_metadata`.
     """
     metadata = read_metadata(
         spec, split_config=split_config, dataset_config=dataset_config, with_sizes=True, limits=limits
@@ -211,16 +199,11 @@ def read_metadata(
     """Read the metadata files of a dataset with concurrent requests. Files of older names are a fallback.
 
     If the split file lists a shard that ``.info.json`` does not have, both are read once more: somebody may
-    have published the dataset between the two requests.
+    have published the dataset between the two requests. ``with_sizes`` requests the sizes of the samples,
+    too, if the dataset is remote. ``limits`` None stands for those of the environment.
 
-    ``with_sizes`` requests the sizes of the samples, too, if the dataset is remote. ``limits`` None stands
-    for those of the environment.
-
-    Raises:
-        ObjectNotFoundError: There is no such folder or bucket.
-        NotPreparedError: The folder has no ``.nv-meta``, or no split file.
-        MetadataError: A file has a wrong form, or the name of one is no name of a file.
-        LimitError: A file is too large.
+    Raises ObjectNotFoundError if there is no such folder or bucket, NotPreparedError without ``.nv-meta`` or
+    split file, MetadataError for a wrong form or file name, and LimitError for a file that is too large.
     """
     for name in (split_config, dataset_config):
         if "/" in name or name in ("", ".", ".."):
@@ -240,7 +223,10 @@ def _read_files(
     store: Store, split: str, config: str, with_sizes: bool, limits: Limits | None
 ) -> DatasetMetadata:
     info, wanted = INFO_JSON, split
-    sizes = _ask_for_sizes(store) if with_sizes else None
+    sizes: Future[Body] | None = None
+    if with_sizes:  # the end of index.sqlite, which has them if they are few enough
+        request = methodcaller("get_suffix", INDEX_SQLITE, MOST_BYTES)
+        sizes = shared_fetcher().ask(store, request, deadline=-1, repeatable_bytes=MOST_BYTES)
     get = partial(read_document, limits=limits)
     found = ask_all(store, get, [info, split, config])
     if info not in found or split not in found:
@@ -262,12 +248,6 @@ def _read_files(
         *kept,
         digest(found[info].data),
     )
-
-
-def _ask_for_sizes(store: Store) -> Future[Body]:
-    """Request the part of ``index.sqlite`` that has the sizes of samples, if they are few enough."""
-    request = methodcaller("get_suffix", INDEX_SQLITE, MOST_BYTES)
-    return shared_fetcher().ask(store, request, deadline=-1, repeatable_bytes=MOST_BYTES)
 
 
 def _kept(
@@ -316,10 +296,7 @@ def _missing_info(store: Store) -> NotPreparedError | ObjectNotFoundError:
 
 
 def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadata) -> WebDatasetIndex:
-    """Return one split part of a dataset, given its metadata.
-
-    Raises the errors of :func:`open_webdataset`.
-    """
+    """Return one split part of a dataset, given its metadata; see :func:`open_webdataset`."""
     counts, split, where = metadata.shard_counts, metadata.split, metadata.split_url
     if split_part not in split.split_parts:
         raise ConfigError(
@@ -346,6 +323,8 @@ def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadat
         )
     numbers = {path: number for number, path in enumerate(counts)}
     ids = np.array([numbers[path] for path in paths], dtype=np.int64)
+    all_counts = np.fromiter(counts.values(), dtype=np.int64)
+    ends = np.cumsum(all_counts)
     return WebDatasetIndex(
         spec,
         split_part,
@@ -355,22 +334,17 @@ def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadat
         dataset_yaml=metadata.dataset_yaml,
         excluded_shards=tuple(path for path in listed if path in whole),
         shard_ids=ids,
-        sizes=None if metadata.sizes is None else _of_shards(metadata.sizes, counts, ids),
-        names=None if metadata.names is None else _of_shards(metadata.names, counts, ids),
-        every=_all_samples(metadata, ids),
+        sizes=_of_shards(metadata.sizes, ends, ids),
+        names=_of_shards(metadata.names, ends, ids),
+        every=AllSamples(int(ends[-1]), metadata.info_digest, (ends - all_counts)[ids]),
         split_config=where.rpartition("/")[2],
     )
 
 
-def _all_samples(metadata: DatasetMetadata, shards: Int64Array) -> AllSamples:
-    counts = np.fromiter(metadata.shard_counts.values(), dtype=np.int64)
-    ends = np.cumsum(counts)
-    return AllSamples(int(ends[-1]), metadata.info_digest, (ends - counts)[shards])
-
-
-def _of_shards(values: _Values, counts: Mapping[str, int], shards: Int64Array) -> _Values:
-    """Return the values of the samples of some shards, which are given by their numbers."""
-    ends = np.cumsum(np.fromiter(counts.values(), dtype=np.int64))
+def _of_shards(values: _Values | None, ends: Int64Array, shards: Int64Array) -> _Values | None:
+    """Return the values of the samples of some shards, by number; ``ends`` has where each shard ends."""
+    if values is None:
+        return None
     parts = np.split(values, ends[:-1])
     return cast("_Values", np.concatenate([parts[shard] for shard in shards.tolist()]))
 

@@ -25,13 +25,10 @@ ReadPage: TypeAlias = "Callable[[Store, int, int, int], Int64Array]"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Index entries to be loaded from a store.
-
-    ``read`` requests them from it, or from one that reports to a fetcher, and keeps them.
-    """
+    """Index entries to be loaded from a store."""
 
     store: Store
-    read: Callable[[Store], object]
+    read: Callable[[Store], object]  # requests them from it, or one that reports to a fetcher; keeps them
 
     def run(self) -> None:
         """Load the entries on this thread."""

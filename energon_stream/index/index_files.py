@@ -35,10 +35,7 @@ def encode_offsets(offsets: Sequence[int] | Int64Array) -> bytes:
 
 
 def decode_offsets(data: memoryview | bytes, first: int, where: str) -> Int64Array:
-    """Decode entries of an index, from number ``first`` on.
-
-    Raises IndexMismatchError if the offsets do not increase, or the last entry is incomplete.
-    """
+    """Decode entries of an index, the first of which has a number, or raise IndexMismatchError."""
     if len(data) % ENTRY_BYTES:
         raise _mismatch(f"the index has {len(data)} bytes, not a multiple of {ENTRY_BYTES}", where)
     offsets = np.frombuffer(data, dtype="<u8").astype(np.int64)
@@ -57,8 +54,7 @@ def _mismatch(what: str, where: str) -> IndexMismatchError:
 
 
 def read_offsets(store: Store, shard_path: str, count: int, first: int, last: int) -> Int64Array:
-    """Read entries ``first`` to ``last``, inclusive, of a tar's index; entry ``count`` is the end of the last
-    sample.
+    """Read entries ``first`` to ``last``, inclusive; entry ``count`` is the end of the last sample.
 
     Raises NotPreparedError if the tar has no index, and IndexMismatchError if the index is damaged, or has
     another number of samples.
@@ -87,9 +83,7 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """A file of rows of little-endian 64-bit integers after a header. A picklable value: it holds no open
-    files.
-    """
+    """A file of rows of little-endian 64-bit integers after a header. A picklable value."""
 
     spec: StoreSpec  # location of the file
     header: int  # bytes before the first row
@@ -102,10 +96,7 @@ class RowFile:
         return max(1, _ROW_PAGE_BYTES // (ENTRY_BYTES * self.width))
 
     def read(self, store: Store, first: int, last: int) -> Int64Array:
-        """Read rows ``first`` to ``last``, exclusive, as ``int64 [n, width]``.
-
-        Raises IndexMismatchError if the file is shorter than when it was opened.
-        """
+        """Read rows ``[first, last)``, as ``int64 [n, width]``. Raises IndexMismatchError beyond the end."""
         size = ENTRY_BYTES * self.width
         try:
             body = store.get_range("", ByteRange(self.header + first * size, self.header + last * size))

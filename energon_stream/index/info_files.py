@@ -33,8 +33,6 @@ INFO_JSON, INFO_YAML = f"{META_FOLDER}/.info.json", f"{META_FOLDER}/.info.yaml"
 SPLIT_CONFIG, DATASET_CONFIG = "split.yaml", "dataset.yaml"
 
 _FORMAT_VERSION = "7.4.1"  # of Megatron-Energon, which refuses unknown keys: there is no room for our version
-
-
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _MAY_LEAVE = re.compile(r"^[/~]|\.\.|::|://|\0", re.MULTILINE)
 
@@ -48,15 +46,13 @@ class SplitConfig:
 
 
 def load_document(data: bytes | memoryview, where: str, limits: Limits | None = None) -> dict[str, Any]:
-    """Parse a file that must hold a mapping. It is JSON if ``where`` ends in ``.json``, else YAML.
+    """Parse a file that must hold a mapping: JSON if ``where`` ends in ``.json``, else YAML.
 
-    Raises MetadataError if the file cannot be parsed, or holds something else, and LimitError if it is too
-    large, or nested too deeply.
+    Raises MetadataError for other content, and LimitError if it is too large, or nested too deeply.
     """
     limits = limits or Limits.from_environment()
-    value = (
-        _load_json(bytes(data), where, limits) if where.endswith(".json") else load_yaml(data, where, limits)
-    )
+    load = _load_json if where.endswith(".json") else load_yaml
+    value = load(bytes(data), where, limits)
     if not isinstance(value, dict):
         raise MetadataError("the file must hold a mapping of keys to values", where=where)
     return value
@@ -122,11 +118,7 @@ def parse_info(data: bytes | memoryview, where: str, limits: Limits | None = Non
 
 
 def check_inside(paths: Iterable[str], where: str) -> None:
-    """Check that paths of shards stay inside the dataset.
-
-    Raises:
-        MetadataError: A path is absolute, a URL, or has ``..``.
-    """
+    """Raise MetadataError if a path of a shard is absolute, a URL, or has ``..``."""
     names = list(paths)
     # Most files have no name that could leave: one search tells, in a tenth of the time.
     for path in names if _MAY_LEAVE.search("\n".join(names)) else ():
@@ -139,10 +131,7 @@ def check_inside(paths: Iterable[str], where: str) -> None:
 
 
 def read_info(store: Store, limits: Limits | None = None) -> dict[str, int]:
-    """Read ``.info.json``, or else ``.info.yaml``; see :func:`parse_info`.
-
-    Raises ObjectNotFoundError if the dataset has neither.
-    """
+    """Read ``.info.json``, or else ``.info.yaml``; see :func:`parse_info`."""
     try:
         path, body = INFO_JSON, read_document(INFO_JSON, store, limits)
     except ObjectNotFoundError:

@@ -49,7 +49,6 @@ NonMatch: TypeAlias = Literal["error", "skip", "none"]
 
 _MAGIC = b"JIDX0001"
 _HEADER = 16
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +56,9 @@ class JoinMember:
     """One dataset of a join."""
 
     index: WebDatasetIndex  # the opened dataset
-    # Treatment of a sample of the primary without a partner in this dataset: an error, skip it, or leave the
-    # partner out (``none``).
-    nonmatch: NonMatch
+    nonmatch: (
+        NonMatch  # a sample of the primary without partner here is an error, skipped, or alone (``none``)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,10 +101,7 @@ def _index_spec(metadataset: StoreSpec, members: Sequence[JoinMember]) -> StoreS
 
 
 def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> JoinIndex:
-    """Open the index of a join; see :func:`read_join_index`.
-
-    Raises NotPreparedError if there is no index of these datasets in their present state.
-    """
+    """Open the index of a join. Raises NotPreparedError if none is of these datasets as they are now."""
     spec = _index_spec(metadataset, members)
     try:
         return read_join_index(spec, [member.index for member in members])
@@ -120,10 +116,7 @@ def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> Jo
 def read_join_index(spec: StoreSpec, members: Sequence[WebDatasetIndex]) -> JoinIndex:
     """Open the file of a join's index.
 
-    Raises:
-        ObjectNotFoundError: There is no such file.
-        MetadataError: The file is not an index of a join of this many datasets.
-        EmptyDatasetError: The index has no rows.
+    Raises MetadataError if it is not one of this many datasets, and EmptyDatasetError if it has no rows.
     """
     store, width = spec.open(), 3 * len(members)
     try:
@@ -200,9 +193,9 @@ def _kept(keys: Sequence[str], found: Int64Array, members: Sequence[JoinMember])
     for number, member in enumerate(members):
         wrong = np.flatnonzero(lacking[:, number] & kept)
         if member.nonmatch == "error" and len(wrong):
-            shown = ", ".join(repr(keys[row]) for row in wrong[:_SHOWN].tolist())
+            shown = ", ".join(repr(keys[row]) for row in wrong[:5].tolist()) + "…" * (len(wrong) > 5)
             raise DatasetError(
-                f"some samples of {members[0].index.spec.url} have no partner: {shown}{'…' * (len(wrong) > _SHOWN)}",
+                f"some samples of {members[0].index.spec.url} have no partner: {shown}",
                 where=member.index.name,
                 hint="add the samples, or give the dataset `nonmatch: skip` or `nonmatch: none`",
             )
@@ -228,9 +221,7 @@ class _Partners:
             raise MetadataError(f"index.sqlite cannot be used: {error}", where=index.spec.url) from error
 
     def find(self, tar_id: int) -> tuple[list[str], Int64Array]:
-        """Return the keys of a shard of the primary, and index columns ``int64 [keys, 3]`` of the member: -1
-        where it has no sample to use.
-        """
+        """Return the keys of a shard of the primary, and ``int64 [keys, 3]`` of the member: -1 for none."""
         rows = self._database.execute(
             "SELECT own.sample_key, other.tar_file_id, other.byte_offset, other.byte_size FROM main.samples AS own "
             "LEFT JOIN partner.samples AS other ON other.sample_key = own.sample_key "

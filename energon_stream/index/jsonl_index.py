@@ -49,11 +49,8 @@ def _index_spec(spec: StoreSpec) -> StoreSpec:
 def open_jsonl(spec: StoreSpec) -> JsonlIndex:
     """Open a JSONL file.
 
-    Raises:
-        ObjectNotFoundError: There is no such file.
-        NotPreparedError: The file has no index.
-        IndexMismatchError: The index belongs to another version of the file.
-        EmptyDatasetError: The file has no records.
+    Raises NotPreparedError if the file has no index, IndexMismatchError if the index is of another version of
+    the file, and EmptyDatasetError if the file has no records.
     """
     hint = f"run `energon-stream prepare {spec.url}`"
     store, index_store, fetcher = spec.open(), _index_spec(spec).open(), shared_fetcher()
@@ -128,10 +125,7 @@ def _records(pieces: Iterable[memoryview], where: str) -> tuple[Int64Array, int]
 
 
 def _starts(data: bytes, ends: npt.NDArray[Any], base: int, line: int, where: str) -> Int64Array:
-    """Return the first byte of each line that is not blank, given one past the last byte of each whole line.
-
-    First byte of the data, number of the first line and URL are for messages.
-    """
+    """Return the first byte of each line that is not blank; base, number and URL are for messages."""
     if not len(ends):
         return np.zeros(0, dtype=np.int64)
     starts: Int64Array = np.concatenate([[0], ends[:-1]]).astype(np.int64)

@@ -83,11 +83,7 @@ class PlainTars:
         return None if content is None else len(content) // ENTRY_BYTES - 1
 
     def read_offsets(self, tar: ListEntry, count: int, first: int, last: int) -> Int64Array:
-        """Read entries of a tar's index; see :func:`energon_stream.index.index_files.read_offsets`.
-
-        Raises NotPreparedError if the index was removed after the dataset was opened, and IndexMismatchError
-        if the index is damaged, or has another number of samples.
-        """
+        """Read entries of a tar's index; see :func:`energon_stream.index.index_files.read_offsets`."""
         where = f"{self.kept.path(self.name(tar))}, index of {tar.path}"
         begin, stop = first * ENTRY_BYTES, (last + 1) * ENTRY_BYTES
         try:
@@ -109,9 +105,7 @@ class PlainTars:
         return {tar.path: tar.meta.etag for tar in self.tars if tar.meta.etag is not None}
 
     def tell_versions(self, store: Store) -> None:
-        """Pass size and version of the tars to the disk cache, if the store has one: it need not ask for
-        them.
-        """
+        """Pass size and version of the tars to the store's disk cache, if any, which then need not ask."""
         if isinstance(store, CachedStore):
             for tar in self.tars:
                 store.remember(tar.path, tar.meta)
@@ -120,11 +114,8 @@ class PlainTars:
 def sample_counts(store: Store, plain: PlainTars, patience: float, log_seconds: float) -> list[int]:
     """Return the number of samples in each tar, from its index. Missing indices are built and kept.
 
-    Raises:
-        CorruptTarError: A tar is damaged or cut off; names tar and offset.
-        DuplicateKeyError: A sample's parts are not adjacent, or two samples of a tar have the same key.
-        EmptyDatasetError: A tar has no samples.
-        StorageError: The store did not deliver, or indices cannot be written.
+    Raises CorruptTarError for a damaged tar, DuplicateKeyError if a tar has a key twice or a sample's parts
+    are not adjacent, EmptyDatasetError for a tar without samples, and StorageError if indices cannot be kept.
     """
     plain.kept.use(plain.root)
     counts = {tar.path: count for tar in plain.tars if (count := plain.count(tar)) is not None}

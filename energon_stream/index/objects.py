@@ -33,10 +33,7 @@ class VersionGuard:
         return self._etags.get(path)
 
     def observe(self, path: str, etag: str | None) -> None:
-        """Check the version of an answer against the first or expected one.
-
-        Raises ObjectChangedError if the versions differ.
-        """
+        """Raise ObjectChangedError if an answer has another version than the first or expected one."""
         known = etag if etag is None else self._etags.setdefault(path, self._expected.get(path, etag))
         if known != etag:
             raise ObjectChangedError(

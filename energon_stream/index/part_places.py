@@ -43,15 +43,12 @@ class PartPlaces:
     @property
     def ends(self) -> Int64Array:
         """One past the last byte of each part, padding included."""
-        ends: Int64Array = self.starts + -(-self.sizes // TAR_RECORD) * TAR_RECORD
-        return ends
+        return np.add(self.starts, -(-self.sizes // TAR_RECORD) * TAR_RECORD)
 
     @property
     def known(self) -> Int64Array:
         """Number of wanted parts of each sample, ``int64``."""
-        count = int(self.samples[-1]) + 1
-        found: Int64Array = np.bincount(self.samples[self.wanted], minlength=count)
-        return found
+        return np.bincount(self.samples[self.wanted], minlength=int(self.samples[-1]) + 1)
 
     def lie_within(self, starts: Int64Array, stops: Int64Array) -> bool:
         """Return True if all parts are in their samples, whose first and last bytes are given."""
@@ -67,15 +64,10 @@ def read_part_places(
     is_last: bool,
     wants: Callable[[str], bool],
 ) -> tuple[PartPlaces, int | None]:
-    """Read the places of the parts of samples ``first`` to ``stop`` of a shard, of which ``is_last`` says
-    whether they reach its end.
+    """Read the places of the parts of samples ``[first, stop)`` of a shard, up to its end if ``is_last``.
 
     Returns the places, and the bytes between these parts and the next one; None at the end of the shard.
-
-    Raises:
-        ValueError: The index does not have them.
-        apsw.Error: The file is not a usable index.
-        StorageError: The store did not deliver.
+    Raises ValueError if the index does not have them, and the errors of :meth:`IndexDatabase.rows`.
     """
     before, stop = samples
     query, values = _PLACES, [tar_file_id]

@@ -1,7 +1,4 @@
-"""Finds the tars of a folder or path, and opens unprepared ones.
-
-Indices are built at first use and kept on this node.
-"""
+"""Finds the tars of a folder or path, and opens unprepared ones."""
 
 from __future__ import annotations
 
@@ -55,10 +52,7 @@ def open_plain(
 
     ``patience`` is the number of seconds, beyond the time to read a tar at 10 MB/s, to wait for another
     process that indexes the tar. ``log_seconds`` is the shortest time between messages about progress.
-
-    Raises:
-        ConfigError: There is no such split part.
-        EnergonStreamError: As :func:`sample_counts`.
+    Raises ConfigError if there is no such split part, and the errors of :func:`sample_counts`.
     """
     if split_part not in SPLIT_PARTS:
         raise ConfigError(
@@ -68,9 +62,8 @@ def open_plain(
         )
     store = root.open()
     if any(tar.meta.etag is None for tar in tars):
-        _log.warning(
-            "%s reports no versions: an index is used as long as the tar has the same size", store.url
-        )
+        message = "%s reports no versions: an index is used as long as the tar has the same size"
+        _log.warning(message, store.url)
     plain = PlainTars.of(root, store.url, tars)
     plain.tell_versions(store)
     counts = sample_counts(store, plain, patience, log_seconds)
@@ -81,11 +74,7 @@ def open_plain(
 def read_metadata_or_tars(
     spec: StoreSpec, *, split_config: str, dataset_config: str
 ) -> DatasetMetadata | tuple[StoreSpec, list[ListEntry]]:
-    """Return the metadata of a folder; for a path of tars, or a folder that is not prepared, the folder and
-    its tars.
-
-    Raises the errors of :func:`read_metadata`, :func:`find_tars` and :func:`list_tars`.
-    """
+    """Return the metadata of a prepared folder, or the folder and tars of a path of tars or other folder."""
     if dataset_kind(spec.url) == "tars":
         return find_tars(spec)
     try:
@@ -110,9 +99,8 @@ def find_tars(spec: StoreSpec, limits: Limits | None = None) -> tuple[StoreSpec,
         # Credentials may allow reading only, and folders of web servers cannot be listed.
         with contextlib.suppress(AccessDeniedError, UnsupportedStoreError):
             found = {entry.path: entry.meta for entry in store.list()}
-    found |= ask_all(
-        store, lambda path, store: store.head(path), [path for path in paths if path not in found]
-    )
+    unknown = [path for path in paths if path not in found]
+    found |= ask_all(store, lambda path, store: store.head(path), unknown)
     missing = [path for path in paths if path not in found]
     if missing:
         raise ObjectNotFoundError(
@@ -124,11 +112,7 @@ def find_tars(spec: StoreSpec, limits: Limits | None = None) -> tuple[StoreSpec,
 
 
 def list_tars(spec: StoreSpec) -> list[ListEntry] | None:
-    """Return all tars below a folder, sorted by path; None if the folder has metadata.
-
-    Raises ObjectNotFoundError if the folder has no tars, and ConfigError if all tars of the folder are
-    compressed.
-    """
+    """Return all tars below a folder, as :func:`only_tars` does; None if the folder has metadata."""
     store = spec.open()
     entries = list(store.list())
     if any(entry.path.startswith(f"{META_FOLDER}/") for entry in entries):
@@ -139,10 +123,7 @@ def list_tars(spec: StoreSpec) -> list[ListEntry] | None:
 def find_shards(
     store: Store, *, shards: str | Sequence[str] | None = None, exclude: str | None = None
 ) -> list[ListEntry]:
-    """List the tars of a folder, sorted by path; see :func:`energon_stream.prepare_dataset`.
-
-    Raises the errors of :func:`select_shards`.
-    """
+    """List the tars of a folder; see :func:`select_shards`."""
     return select_shards(store.list(), store.url, shards=shards, exclude=exclude)
 
 

@@ -20,13 +20,9 @@ import apsw
 
 from energon_stream.storage import ByteRange, Store
 
-_LINE_BYTES = 1 << 20
-"""Bytes of one request. It takes hardly longer than a page of 4 KiB, and lookups soon need neighbouring
-pages: at 50 ms per request, the first 200 lookups in an index of 214 MB took 17 s, with 64 KiB 42 s."""
-
-_SHORT_LINE_BYTES = 64 << 10
-"""Bytes of one request if most of the file cannot be kept, so that neighbours are not reused."""
-
+# Bytes of one request. Lookups soon need neighbouring pages: at 50 ms per request, the first 200 lookups in
+# an index of 214 MB took 17 s, with 64 KiB 42 s. If most of the file cannot be kept, they are not reused.
+_LINE_BYTES, _SHORT_LINE_BYTES = 1 << 20, 64 << 10
 _KEEP_BYTES = 4 << 30
 _READ_ONLY = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
 _numbers = itertools.count()

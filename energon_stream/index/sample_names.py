@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 Names: TypeAlias = "npt.NDArray[np.uint16]"
 """A hash for each sample."""
 
-NAME_BYTES = 100
-"""Last bytes of a name that count. A plain header has no more."""
-
+NAME_BYTES = 100  # last bytes of a name that count; a plain header has no more
 _KIND = 156  # column of a header
 _PAX = ord("x")
 _FACTORS = (

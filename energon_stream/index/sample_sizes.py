@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 Sizes: TypeAlias = "npt.NDArray[np.uint8] | npt.NDArray[np.uint16] | npt.NDArray[np.uint32]"
 """The size of each sample in blocks."""
 
-MOST_BYTES = 1 << 16
-"""Most bytes that are written, and read; they take hardly longer to arrive than one. 65,000 sizes of up to
-130 kB fit."""
+MOST_BYTES = 1 << 16  # as fast to read as one; 65,000 sizes of up to 130 kB fit
 
 _BLOCK = 512
 _FOOTER = struct.Struct("<QQQQ8s")  # width, samples, hash of the metadata, hash of the sizes, mark
@@ -61,10 +59,7 @@ class SampleSizes:
             self._shards.append(bounds[1:] - bounds[:-1])
 
     def encode(self, info: bytes) -> bytes | None:
-        """Return the bytes to append; None if they would be too many, or sizes are not whole blocks.
-
-        ``info`` is the content of ``.info.json``.
-        """
+        """Return the bytes to append, given ``.info.json``; None if too many, or sizes are no blocks."""
         if not self._fits(1):
             return None
         blocks, rest = np.divmod(np.concatenate(self._shards), _BLOCK)
@@ -77,10 +72,8 @@ class SampleSizes:
 
     def _encoded_names(self, width: int) -> bytes:
         """Return the hashes of the names; nothing if they would be too many, or are not known."""
-        if (
-            not self._fits(width + _NAME_WIDTH, _NAMES_FOOTER.size)
-            or sum(map(len, self._names)) != self._samples
-        ):
+        fits = self._fits(width + _NAME_WIDTH, _NAMES_FOOTER.size)
+        if not fits or sum(map(len, self._names)) != self._samples:
             return b""
         data = np.concatenate(self._names).astype("<u2").tobytes()
         return data + _NAMES_FOOTER.pack(xxhash.xxh3_64_intdigest(data), _NAMES_MARK)
@@ -90,27 +83,19 @@ class SampleSizes:
 
 
 def decode_sizes(tail: memoryview, samples: int, info: memoryview) -> Sizes | None:
-    """Return the sizes in blocks, given the last ``MOST_BYTES`` of the database.
-
-    Return None if they are missing, damaged, or made with another ``.info.json``.
-    """
+    """Return the sizes in blocks; None if they are missing, damaged, or made with another ``.info.json``."""
     length = _size_bytes(tail)
     if not length:
         return None
     width, count, metadata, content, _ = _FOOTER.unpack(tail[-_FOOTER.size :])
     body = tail[len(tail) - length : -_FOOTER.size]
-    if count != samples:
+    if count != samples or metadata != xxhash.xxh3_64_intdigest(info):
         return None
-    if metadata != xxhash.xxh3_64_intdigest(info) or content != xxhash.xxh3_64_intdigest(body):
-        return None
-    return np.frombuffer(body, dtype=_TYPES[width])
+    return None if content != xxhash.xxh3_64_intdigest(body) else np.frombuffer(body, dtype=_TYPES[width])
 
 
 def decode_names(tail: memoryview, samples: int) -> Names | None:
-    """Return the hashes of the samples' names, given the last ``MOST_BYTES`` of the database and sizes.
-
-    Return None if they are missing or damaged. They belong to the sizes, which are decoded first.
-    """
+    """Return the hashes of the names of samples whose sizes were decoded; None if missing or damaged."""
     content = _names_of(tail[: len(tail) - _size_bytes(tail)], samples)
     return None if content is None else np.frombuffer(content, dtype="<u2")
 

@@ -89,23 +89,16 @@ def _pattern(run: list[list[str]], varying: int) -> list[str]:
 
 
 def names_tars(url: str) -> bool:
-    """Return True if a path ends like tars do, with or without braces. Compressed tars count; they are
-    refused later.
-    """
+    """Return True if a path ends like tars do. Compressed tars count; they are refused later."""
     return url.rstrip("}").endswith((".tar", *_COMPRESSED))
 
 
 def parse_tar_paths(url: str, limits: Limits | None = None) -> tuple[str, list[str]]:
-    """Parse a path of tars, with or without braces.
+    """Return the folder of a path of tars: all before the last slash in front of the first brace; and the
+    paths of the tars below it, in the order in which a shell expands the braces.
 
-    Returns:
-        The folder, which is everything before the last slash in front of the first brace; and the paths of
-        the tars, relative to the folder, in the order in which a shell expands the braces.
-
-    Raises:
-        LimitError: The braces expand to too many names.
-        ConfigError: The braces are not balanced, include the bucket's name, or name a tar twice; or a name is
-            not that of a tar, or that of a compressed one.
+    Raises LimitError if the braces expand to too many names, and ConfigError if they are not balanced,
+    include the bucket's name, or name a tar twice, or another file, or a compressed tar.
 
     Example:
         >>> parse_tar_paths("s3://bucket/data/train-{00..01}.tar")
@@ -142,8 +135,7 @@ def parse_tar_paths(url: str, limits: Limits | None = None) -> tuple[str, list[s
 def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
     """Return the tars of a folder's listing, sorted by path; warn of compressed ones.
 
-    Raises ObjectNotFoundError if the folder has no tars, and ConfigError if all tars of the folder are
-    compressed.
+    Raises ObjectNotFoundError if there are no tars, and ConfigError if all are compressed.
     """
     others = list(entries)
     tars = sorted((entry for entry in others if entry.path.endswith(".tar")), key=lambda entry: entry.path)
@@ -167,15 +159,11 @@ def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
 def split_by_ratio(
     shards: Sequence[str], ratio: Sequence[float] | Mapping[str, float]
 ) -> dict[str, tuple[str, ...]]:
-    """Divide a list of shards in proportion to shares of train, val and test, or of split parts by name. The
-    shares need not sum to one.
+    """Divide a list of shards in proportion to shares of train, val and test, or of split parts by name.
 
     A split part ends at ``int(number of shards × sum of the shares so far)``, as in Megatron-Energon. The
     exception is the last split part with a share, which takes all shards that are left: rounding can lose a
-    shard there.
-
-    Raises:
-        ConfigError: A share is negative, all are zero, or a sequence has not three shares.
+    shard there. Raises ConfigError if a share is negative, all are zero, or a sequence has not three.
 
     Example:
         >>> split_by_ratio(["0.tar", "1.tar", "2.tar"], (2, 1, 0))
@@ -203,10 +191,8 @@ def split_by_patterns(shards: Sequence[str], patterns: Iterable[str]) -> dict[st
     """Assign shards to split parts by patterns ``NAME:PATTERN``.
 
     A pattern is tried as a regular expression that matches from the start of the path, as in
-    Megatron-Energon. If it matches no shard, it is tried as a glob or brace pattern of the whole path.
-
-    Raises:
-        ConfigError: A pattern has no name, or matches no shard.
+    Megatron-Energon. If it matches no shard, it is tried as a glob or brace pattern of the whole path. Raises
+    ConfigError if a pattern has no name, or matches no shard.
 
     Example:
         >>> split_by_patterns(["a/0.tar", "a/1.tar", "b/0.tar"], ["train:a/", "val:b/*.tar"])
@@ -240,6 +226,4 @@ def match_names(shards: Sequence[str], patterns: Iterable[str]) -> list[str]:
     names = expand(patterns, "the shard pattern")
     plain = frozenset(names)
     globs = [name for name in names if any(sign in name for sign in "*?[")]
-    return [
-        shard for shard in shards if shard in plain or any(fnmatchcase(shard, pattern) for pattern in globs)
-    ]
+    return [name for name in shards if name in plain or any(fnmatchcase(name, glob) for glob in globs)]

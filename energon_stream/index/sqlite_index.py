@@ -5,6 +5,7 @@ The schema is Megatron-Energon's. Streaming does not need this file; random acce
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import tempfile
@@ -44,9 +45,8 @@ class SqliteWriter:
 
     def __init__(self, path: str, shards: list[str]) -> None:
         self._shards = shards  # their positions are the ``tar_file_id``
-        self.database: sqlite3.Connection = sqlite3.connect(
-            path, isolation_level=None
-        )  # the open file, for further tables
+        # The open file, for further tables.
+        self.database: sqlite3.Connection = sqlite3.connect(path, isolation_level=None)
         # Nobody reads the file before it is complete, so it needs no journal and no syncing.
         self.database.executescript(
             "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN;" + SAMPLE_TABLES
@@ -54,11 +54,8 @@ class SqliteWriter:
 
     def add(self, tar_id: int, scan: ShardScan) -> None:
         """Add the samples of a shard. Raises DuplicateKeyError if the index has a sample of the same key."""
-        starts, ends = scan.offsets[:-1], scan.offsets[1:]
-        rows = [
-            (tar_id, key, index, start, end - start)
-            for index, (key, start, end) in enumerate(zip(scan.keys, starts, ends, strict=True))
-        ]
+        spans = zip(scan.keys, itertools.pairwise(scan.offsets), strict=True)
+        rows = [(tar_id, key, number, start, end - start) for number, (key, (start, end)) in enumerate(spans)]
         try:
             self.database.executemany("INSERT INTO samples VALUES (?,?,?,?,?)", rows)
         except sqlite3.IntegrityError as error:

@@ -84,9 +84,7 @@ class Verifier:
 def open_verifier(index: WebDatasetIndex, store: Store, verify: Verify) -> Verifier | None:
     """Return what compares the samples of a dataset; None if none are compared.
 
-    Raises:
-        NotPreparedError: All samples are to be compared, and the dataset has no checksums.
-        IndexMismatchError: The checksums are damaged, or of another preparation.
+    Raises NotPreparedError if all samples are to be compared, and the dataset has no checksums.
     """
     if verify == "never":
         return None
@@ -108,10 +106,7 @@ def open_verifier(index: WebDatasetIndex, store: Store, verify: Verify) -> Verif
 def wrong_names(
     index: WebDatasetIndex, samples: Int64Array, data: memoryview, starts: Int64Array, stops: Int64Array
 ) -> dict[int, ChecksumError]:
-    """Return an error for each sample whose bytes are another sample's, if the index knows names.
-
-    It takes the arguments of :meth:`Verifier.wrong`.
-    """
+    """Return an error for each sample with the bytes of another; see :meth:`Verifier.wrong`."""
     if index.names is None:
         return {}
     found = other_names(index.names[samples], data, starts, stops)

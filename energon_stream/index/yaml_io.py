@@ -45,9 +45,8 @@ _DOTTED_WORD = re.compile(r"\.(?=[iIN]|nan)")
 def load_yaml(data: bytes | memoryview, where: str, limits: Limits | None = None) -> Any:
     """Parse a document; ``limits`` None stands for those of the environment.
 
-    Raises:
-        MetadataError: The data is not YAML, is empty, or has a duplicate key or an alias.
-        LimitError: The document is too large, or nested too deeply.
+    Raises MetadataError if the data is not YAML, is empty, or has a duplicate key or an alias, and LimitError
+    if it is too large, or nested too deeply.
 
     Example:
         >>> load_yaml(b"{weight: 1e3, train: [a.tar], on: yes}", "mix.yaml")
@@ -90,10 +89,7 @@ def check_size(size: int, where: str, limits: Limits) -> None:
 
 
 def read_document(path: str, store: Store, limits: Limits | None = None) -> Body:
-    """Read a file of metadata by one request, for at most one byte more than the limit ``document_bytes``.
-
-    Raises LimitError if the file is larger, and the errors of :meth:`Store.get`.
-    """
+    """Read a file of metadata by one request. Raises LimitError if it is larger than ``document_bytes``."""
     limits = limits or Limits.from_environment()
     body = store.get_suffix(path, limits.document_bytes + 1)
     check_size(body.total_size or len(body.data), f"{store.url}/{path}".rstrip("/"), limits)
@@ -110,12 +106,10 @@ def _bounded(events: Iterator[yaml.Event], where: str, limits: Limits) -> Iterat
             values += 1
             depth += isinstance(event, yaml.CollectionStartEvent)
             if values > limits.document_values or depth > limits.document_depth:
-                name, problem = (
-                    ("document_depth", f"line {_line(event)} is nested more deeply")
-                    if depth > limits.document_depth
-                    else ("document_values", f"line {_line(event)} has more than the last value")
-                )
-                raise LimitError(**limits.exceeded(name, problem), where=where)
+                name, problem = "document_values", "has more than the last value"
+                if depth > limits.document_depth:
+                    name, problem = "document_depth", "is nested more deeply"
+                raise LimitError(**limits.exceeded(name, f"line {_line(event)} {problem}"), where=where)
         yield event
 
 
@@ -191,10 +185,7 @@ def dump_yaml(value: Any) -> bytes:
 
 
 def check_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Check that all keys are known.
-
-    Raises MetadataError if a key is unknown; the message has the most similar known one.
-    """
+    """Raise MetadataError for an unknown key, with the most similar known one."""
     for key in mapping:
         if key not in known:
             raise MetadataError(f"unknown key {key!r:.80}", where=where, hint=nearest(key, known))

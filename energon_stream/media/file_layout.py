@@ -23,10 +23,7 @@ _SEGMENT = b"\x18S\x80g"
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """Places of the bytes that are read to open a media file: its header, and tables at its end.
-
-    It says what to read, and nothing about the content: a wrong one costs further requests alone.
-    """
+    """Places of the bytes that are read to open a media file; a wrong one costs further requests alone."""
 
     size: int  # length of the file
     ranges: tuple[ByteRange, ...]

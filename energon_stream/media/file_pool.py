@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 _Method = Literal["raw", "pickle"]
-_AFTER_CHILDREN = -1
-"""Priority for ``Finalize``: after the worker processes have ended."""
+_AFTER_CHILDREN = -1  # priority for ``Finalize``: after the worker processes have ended
 
 
 class FileStoreCachePool(CachePool):

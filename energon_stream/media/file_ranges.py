@@ -90,11 +90,8 @@ class HeldRanges:
 
     def touching(self, ranges: Sequence[ByteRange]) -> list[HeldRange]:
         """Return the pieces that have bytes of a range."""
-        return [
-            piece
-            for piece in self._all
-            if any(piece.start < wanted.stop and wanted.start < piece.stop for wanted in ranges)
-        ]
+        ends = [(wanted.start, wanted.stop) for wanted in ranges]
+        return [p for p in self._all if any(p.start < stop and start < p.stop for start, stop in ends)]
 
     def __iter__(self) -> Iterator[HeldRange]:
         return iter(self._all)
@@ -133,10 +130,6 @@ class Allowance:
             self._left -= size
             return True
 
-    def give_back(self, size: int) -> None:
-        """Return bytes."""
-        self.take(-size)
-
 
 def request_ranges(files: Sequence[FileRanges], allowance: Allowance) -> list[list[HeldRange]]:
     """Request ranges of several files: close ones together, those of the first files first.
@@ -170,7 +163,7 @@ def request_ranges(files: Sequence[FileRanges], allowance: Allowance) -> list[li
             continue
         answer = fetcher.submit(file.store, file.path, whole, etag=file.etag, deadline=numbers[0])
         request = _Fetch(whole.start, answer)
-        weakref.finalize(request, allowance.give_back, len(whole)).atexit = False
+        weakref.finalize(request, allowance.take, -len(whole)).atexit = False  # gives them back
         for number in numbers:
             begin = files[number].start
             first, stop = max(whole.start, begin), min(whole.stop, begin + files[number].size)

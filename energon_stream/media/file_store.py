@@ -142,13 +142,7 @@ def unknown_name(name: str, where: str) -> FieldError:
 
 @dataclass(frozen=True, slots=True, init=False)
 class FolderFileStore(FileStore[bytes]):
-    """A folder of files, looked up by relative path. Each lookup is one request.
-
-    Args:
-        base_dir: Path or URL of the folder; None for the whole local file system, with absolute paths.
-        storage_options: Options of the URL's file system, such as credentials.
-        transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
-    """
+    """A folder of files, looked up by relative path; see ``SystemFileStore``. Each lookup is one request."""
 
     spec: StoreSpec
 

@@ -11,13 +11,12 @@ from typing import Any, ClassVar, Self
 
 from energon_stream.errors import MetadataError
 
-_TYPES: Mapping[str, tuple[type, ...]] = {
+_TYPES: Mapping[str, tuple[type, ...]] = {  # of values by annotation
     "int": (int,),
     "str": (str,),
     "float | None": (float, int, NoneType),
     "int | None": (int, NoneType),
 }
-"""Types of values by annotation."""
 
 
 class MediaMetadataType(StrEnum):
@@ -138,13 +137,14 @@ _CLASSES: Mapping[str, type[MediaMetadataBase]] = {
 
 
 def media_fields(metadata_type: str) -> dict[str, str]:
-    """Return the fields of a kind of metadata, with their annotations.
+    """Return the fields of a kind of metadata, with their annotations."""
+    return {field.name: str(field.type) for field in fields(_class_of(metadata_type))}
 
-    Raises MetadataError if the kind is unknown.
-    """
-    if metadata_type not in _CLASSES:
-        raise MetadataError(f"unknown kind of media metadata {metadata_type!r:.80}")
-    return {field.name: str(field.type) for field in fields(_CLASSES[metadata_type])}
+
+def _class_of(kind: str) -> type[MediaMetadataBase]:
+    if kind not in _CLASSES:
+        raise MetadataError(f"the kind of media is {kind!r:.80}", hint=f"known are {', '.join(_CLASSES)}")
+    return _CLASSES[kind]
 
 
 def serialize_media_metadata(metadata: MediaMetadataBase) -> tuple[MediaMetadataType, str]:
@@ -170,12 +170,11 @@ def deserialize_media_metadata(
         25.0
     """
     kind = metadata_type.value if isinstance(metadata_type, MediaMetadataType) else metadata_type
-    if kind not in _CLASSES:
-        raise MetadataError(f"the kind of media is {kind!r}", hint=f"known are {', '.join(_CLASSES)}")
+    found = _class_of(kind)
     try:
         payload = json.loads(metadata_json)
     except (ValueError, TypeError, RecursionError) as error:
         raise MetadataError(f"the media metadata cannot be parsed: {metadata_json!r:.200}") from error
     if not isinstance(payload, dict):
         raise MetadataError(f"the media metadata is no mapping: {metadata_json!r:.200}")
-    return _CLASSES[kind].from_dict(payload)
+    return found.from_dict(payload)

@@ -73,7 +73,6 @@ class _Memory:
 
 
 in_process = PerProcess(_Memory, drop_inherited=True)
-"""What this process keeps in memory."""
 
 
 def kept_opening(url: str, path: str, start: int) -> Opening | None:

@@ -42,17 +42,9 @@ class RangedFile(SeekableFile):
     that the next one who opens it asks the store for nothing. Other bytes are fetched ahead by
     :meth:`prefetch`, and forgotten with the next call; reads outside of them work, with a request each.
 
-    A pickled copy has the place alone. Use one file in one thread at a time.
-
-    Args:
-        place: Where the file is.
-        layout: Returns what the dataset's index says of the file; called if its header is not kept. None for
-            nothing.
-
-    Raises:
-        MissingFileError: (On reading.) There is no such object.
-        ObjectChangedError: (On reading.) The object was replaced since this file was first read.
-        StorageError: (On reading.) The store did not deliver.
+    A pickled copy has the place alone. Use one file in one thread at a time. ``layout`` returns what the
+    dataset's index says of the file, and is called if its header is not kept. Reading raises MissingFileError
+    if there is no such object, and ObjectChangedError if it was replaced since this file was first read.
     """
 
     _opening: HeldRanges  # bytes that opening the file reads
@@ -105,10 +97,8 @@ class RangedFile(SeekableFile):
     def prefetch(self, ranges: Iterable[ByteRange]) -> bool:
         """Fetch ranges of the file, close ones together, and forget others that were fetched before.
 
-        What was read until now is kept as what opening the file needs.
-
-        Returns:
-            False if the object was replaced since that was kept: it is forgotten, so open the file again.
+        What was read until now is kept as what opening the file needs. Returns False if the object was
+        replaced since that was kept: it is forgotten, so open the file again.
         """
         was_kept = self._is_kept
         wanted = self.unfetched(ranges)
@@ -116,10 +106,7 @@ class RangedFile(SeekableFile):
         return self._arrived(was_kept)
 
     def unfetched(self, ranges: Iterable[ByteRange]) -> FileRanges:
-        """Return those of some ranges that are to be fetched, and forget bytes that were fetched for others.
-
-        What was read until now is kept as what opening the file needs.
-        """
+        """Return which ranges are to be fetched, and forget bytes of others; see :meth:`prefetch`."""
         self._keep_opening()
         within = [self._within(found) for found in ranges]
         self._ahead = HeldRanges(self._ahead.touching(within))
@@ -203,11 +190,8 @@ class RangedFile(SeekableFile):
         self._is_kept = True
 
     def _at_hand(self) -> memoryview | None:
-        for pieces in (self._ahead, self._opening, self._last):
-            data = pieces.at(self._position)
-            if data is not None:
-                return data
-        return None
+        found = (pieces.at(self._position) for pieces in (self._ahead, self._opening, self._last))
+        return next((data for data in found if data is not None), None)
 
     def _read_on(self, size: int) -> memoryview:
         """Read unannounced bytes, more at a time if they follow each other."""

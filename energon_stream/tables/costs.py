@@ -119,10 +119,7 @@ class SavedCosts:
 
 
 def load_costs(store: Store, name: str) -> SavedCosts:
-    """Read costs, whatever shards there are now.
-
-    Raises CostsError if there are none, or they are damaged.
-    """
+    """Read costs, whatever shards there are now. Raises CostsError if there are none, or they are damaged."""
     numbers, record = paths_of(name)
     where = f"{store.url}/{numbers}"
     again = f"run `energon-stream cost {store.url} --name {name}` with the function that counts"
@@ -173,11 +170,9 @@ def _fresh(store: Store, name: str, counts: Mapping[str, int]) -> Costs:
     present = [mark for mark, _ in mark_shards(store, counts)]
     changed = [new.path for old, new in zip(saved.marks, present, strict=False) if not saved.fits(old, new)]
     if changed or len(saved.marks) != len(present):
-        what = (
-            f"{changed[0]} and {len(changed) - 1} others changed"
-            if changed
-            else (f"there were {len(saved.marks)} shards and are {len(present)}")
-        )
+        what = f"there were {len(saved.marks)} shards and are {len(present)}"
+        if changed:
+            what = f"{changed[0]} and {len(changed) - 1} others changed"
         raise CostsError(
             f"the costs {name!r} are older than the shards: {what}",
             where=f"{store.url}/{paths_of(name)[0]}",
@@ -187,10 +182,7 @@ def _fresh(store: Store, name: str, counts: Mapping[str, int]) -> Costs:
 
 
 def mean_costs(store: Store) -> dict[str, float]:
-    """Return the mean of each costs of a dataset, by name, whatever shards there are now.
-
-    Raises CostsError if they are damaged.
-    """
+    """Return the mean of each costs by name, whatever shards there are now. Raises CostsError for damage."""
     names = [entry.path.rpartition("/")[2] for entry in store.list(f"{META_FOLDER}/costs")]
     found: dict[str, float] = {}
     for name in sorted(name.removesuffix(".json") for name in names if name.endswith(".json")):

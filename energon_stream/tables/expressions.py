@@ -58,10 +58,8 @@ class Expression:
         """Return the value of each row, given those of each name.
 
         A filter takes Arrow arrays and returns a ``BooleanArray``, with null where a null decides. A formula
-        takes and returns ``float64``; a division by 0 gives no finite number.
-
-        Raises:
-            ConfigError: Values of these types cannot be compared, or the result is no truth value.
+        takes and returns ``float64``; a division by 0 gives no finite number. Raises ConfigError if values of
+        these types cannot be compared, or the result is no truth value.
         """
         parser = _PARSERS[self.kind](self.text)
         try:
@@ -75,8 +73,7 @@ class Expression:
 def parse_filter(text: Any) -> Expression:
     """Check a filter, without the columns that it names.
 
-    Raises:
-        ConfigError: It cannot be parsed, or has a call, an attribute or anything else that is no comparison.
+    Raises ConfigError if it cannot be parsed, or has a call, an attribute or what else is no comparison.
 
     Example:
         >>> parse_filter("clip > 0.28 and not duplicate and lang in ['en', 'de']").names
@@ -88,10 +85,7 @@ def parse_filter(text: Any) -> Expression:
 
 
 def parse_formula(text: str) -> Expression:
-    """Check a formula.
-
-    Raises:
-        ConfigError: It cannot be parsed, names nothing, or has more than numbers, names and operators.
+    """Check a formula. Raises ConfigError if it names nothing, or has more than numbers, names, operators.
 
     Example:
         >>> formula = parse_formula("-(-width // 14) * -(-height // 14)")
@@ -214,11 +208,10 @@ class _FilterParser(_ExpressionParser):
             test = "is_null" if isinstance(how, ast.Is) else "is_valid"
             return lambda values: getattr(pc, test)(one(values))
         if isinstance(how, (ast.In, ast.NotIn)):
-            if not isinstance(right, (ast.List, ast.Tuple, ast.Set)) or not all(
-                map(_is_constant, right.elts)
-            ):
+            elements = right.elts if isinstance(right, (ast.List, ast.Tuple, ast.Set)) else [right]
+            if elements == [right] or not all(map(_is_constant, elements)):
                 raise self.refused("after `in`, a list of numbers or texts is needed")
-            items, is_in = [ast.literal_eval(item) for item in right.elts], isinstance(how, ast.In)
+            items, is_in = [ast.literal_eval(item) for item in elements], isinstance(how, ast.In)
             return lambda values: _contained(one(values), items, is_in)
         other, test = self._operand(right), _COMPARISONS[type(how)]
         return lambda values: getattr(pc, test)(one(values), other(values))

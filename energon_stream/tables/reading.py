@@ -39,13 +39,10 @@ pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
 pc: ModuleType | Any = LazyModule("pyarrow.compute", "parquet")
 pq: ModuleType | Any = LazyModule("pyarrow.parquet", "parquet")
 
-KEY = "__key__"
-"""Column of a table that names the samples of its rows."""
+KEY = "__key__"  # column of a table that names the samples of its rows
 TABLES_FOLDER = f"{META_FOLDER}/tables"
-TABLE_MARK = b"energon_stream.table"
-"""Key of the file's metadata that says of which index the rows are."""
-GROUP_ROWS = 1 << 18
-"""Rows of a group: a column of it is about a megabyte, and one request. A multiple of 8."""
+TABLE_MARK = b"energon_stream.table"  # key of the file's metadata that says of which index the rows are
+GROUP_ROWS = 1 << 18  # rows of a group, of which a column is a request of about a megabyte; a multiple of 8
 _READERS = 4  # row groups at a time: they bound the memory
 _ADD = "call add_table with a file that has a row for each sample"
 
@@ -100,20 +97,17 @@ class Tables:
     def groups(
         self, condition: Expression | None, without: str | None, weight: str | None
     ) -> Iterator[tuple[Bits, Float64Array | None]]:
-        """Yield for each group of 2¹⁸ rows which of them pass the condition, packed, and the weights of
-        those.
+        """Yield for each group of rows which of them pass the condition, packed, and the weights of those.
 
-        Rows that are true in the column ``without`` are left out, too.
-
-        Raises:
-            ConfigError: A column does not exist, or has a type that does not fit; a weight is NaN or
-            negative. IndexMismatchError: A table has other rows than the index has samples.
+        Rows that are true in the column ``without`` are left out, too. Raises ConfigError if a column does
+        not exist or does not fit, or a weight is NaN or negative, and IndexMismatchError if a table has other
+        rows than the index has samples.
         """
         columns = [*(condition.names if condition else ()), *(name for name in (without, weight) if name)]
         places = {column: self._place(column) for column in dict.fromkeys(columns)}
-        self._evaluate(
-            {c: pa.array([], self._type(c, e)) for c, e in places.items()}, condition, without, weight, 0
-        )
+        types = {c: self._file(entry).schema_arrow.field(c).type for c, entry in places.items()}
+        none = {column: pa.array([], kind) for column, kind in types.items()}
+        self._evaluate(none, condition, without, weight, 0)  # raises for a type that does not fit
         by_table: dict[ListEntry, list[str]] = {}
         for column, entry in places.items():
             by_table.setdefault(entry, []).append(column)
@@ -178,9 +172,6 @@ class Tables:
     def _where(self, column: str) -> str:
         return f"{self.store.url}/{self._place(column).path}"
 
-    def _type(self, column: str, entry: ListEntry) -> Any:
-        return self._file(entry).schema_arrow.field(column).type
-
     def _place(self, column: str) -> ListEntry:
         """Return the table that has a column."""
         found = [entry for entry in self.entries if column in self._file(entry).schema_arrow.names]
@@ -221,15 +212,10 @@ class Tables:
                     where=where,
                     hint=f"the dataset was prepared again, or grew; {_ADD}",
                 )
-            groups = [
-                file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)
-            ]
-            if rows != self.samples or any(size != GROUP_ROWS for size in groups[:-1]):
-                raise IndexMismatchError(
-                    f"the table has {rows:,} rows, and the index has {self.samples:,} samples",
-                    where=where,
-                    hint=_ADD,
-                )
+            whole = map(file.metadata.row_group, range(file.metadata.num_row_groups - 1))
+            if rows != self.samples or any(group.num_rows != GROUP_ROWS for group in whole):
+                what = f"the table has {rows:,} rows, and the index has {self.samples:,} samples"
+                raise IndexMismatchError(what, where=where, hint=_ADD)
             self._files[entry.path] = file
         return self._files[entry.path]
 
@@ -254,10 +240,7 @@ def read_column(spec: StoreSpec, name: str) -> Any:
 
 
 def read_file_column(table: StoreSpec, name: str) -> Any:
-    """Read a column of a Parquet file whose rows are in the order of the samples.
-
-    Raises ConfigError if there is no such column, or the rows may be in another order.
-    """
+    """Read a column of a Parquet file. Raises ConfigError if it has none, or rows may be in another order."""
     store = table.open()
     with table_errors(store.url):
         file = open_file(table, store, ListEntry("", store.head("")))

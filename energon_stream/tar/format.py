@@ -90,9 +90,8 @@ def walk_members(read: Read, start: int, stop: int) -> Iterator[Member]:
     """Yield the members of an archive from the header at ``start`` to ``stop``, or to a tar record of zeros,
     which ends archives. Reads headers only, never payloads.
 
-    Raises:
-        CorruptTarError: A header is damaged, or a payload reaches beyond ``stop``. The message names the
-            offset, and the caller adds the archive.
+    Raises CorruptTarError, to which the caller adds the archive, if a header is damaged, or a payload reaches
+    beyond ``stop``.
     """
     defaults: dict[str, str] = {}
     position = start
@@ -105,12 +104,9 @@ def walk_members(read: Read, start: int, stop: int) -> Iterator[Member]:
 
 
 def check_header(record: memoryview, name: str, size: int) -> None:
-    """Check that the header right before a payload is that of the member ``name`` with ``size`` bytes.
+    """Raise CorruptTarError unless a header is that of the member ``name`` with ``size`` bytes.
 
     A long name, and one with other characters than ASCII, may be in another header; it is not compared.
-
-    Raises:
-        CorruptTarError: The header is damaged, or another member's.
     """
     header = _read_header(lambda offset, length: record[offset : offset + length], 0)
     if header is None or header.kind not in _FILES:

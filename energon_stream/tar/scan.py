@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,16 +68,18 @@ def scan_shard(
         ahead: Largest number of windows to read ahead while payloads are small.
         check: Called before each request of a remote tar; may raise to stop the scan.
         window: Size of the smallest range request in bytes. The largest one is 256 times as large.
-        max_gap: Bytes between two headers that are read rather than jumped over by another request. None for
-            32 times the smallest request, which is 256 KiB.
+        max_gap: Bytes between two headers that are read rather than jumped over; None for 32 windows.
         most: Number of samples after which to stop; None to read the whole tar and check its end.
 
-    Raises:
-        CorruptTarError: The tar is damaged or cut off; the message names shard and offset.
-        ObjectChangedError: The tar was replaced during the scan.
+    Raises CorruptTarError, with shard and offset, if the tar is damaged or cut off.
     """
     scan, end, size = ShardScan(entry.path), 0, entry.meta.size
-    read = _reader(store, entry, ahead, check, window, max_gap)
+    if store.is_local:
+        view = store.get(entry.path, etag=entry.meta.etag).data
+        read: Read = lambda offset, length: view[offset : offset + length]  # noqa: E731
+    else:
+        gap = _MAX_GAP * window if max_gap is None else max_gap
+        read = _WindowReader(store, entry, ahead, check, window, gap).read
     try:
         for member in walk_members(read, 0, size):
             found = split_name(member.name) if member.is_file else None
@@ -101,16 +104,12 @@ def scan_shard(
 
 
 def check_names(scan: ShardScan, store: Store) -> None:
-    """Check that the names of a tar's members are UTF-8, because ``index.sqlite`` can hold no others.
-
-    Raises:
-        CorruptTarError: One is not.
-    """
+    """Raise CorruptTarError if a member's name is not UTF-8: ``index.sqlite`` can hold no others."""
     names = (*scan.keys, *(part for _, part, _, _ in scan.parts))
     try:
         "".join(names).encode()
     except UnicodeEncodeError:
-        wrong = next(name for name in names if not name.isascii() and _is_not_utf8(name))
+        wrong = next(filter(re.compile("[\ud800-\udfff]").search, names))
         raise CorruptTarError(
             f"the member name {wrong!r:.80} is not UTF-8",
             where=f"{store.url}/{scan.path}",
@@ -118,29 +117,10 @@ def check_names(scan: ShardScan, store: Store) -> None:
         ) from None
 
 
-def _is_not_utf8(name: str) -> bool:
-    return any("\ud800" <= sign <= "\udfff" for sign in name)
-
-
 def peek_parts(store: Store, entry: ListEntry, samples: int = 8) -> tuple[str, ...]:
     """Return the sorted part names of the first samples of a tar. Raises the errors of :func:`scan_shard`."""
     scan = scan_shard(store, entry, ahead=0, most=samples)
     return tuple(sorted({part for _, part, _, _ in scan.parts}))
-
-
-def _reader(
-    store: Store,
-    entry: ListEntry,
-    ahead: int,
-    check: Callable[[], object],
-    window: int,
-    max_gap: int | None,
-) -> Read:
-    if not store.is_local:
-        gap = _MAX_GAP * window if max_gap is None else max_gap
-        return _WindowReader(store, entry, ahead, check, window, gap).read
-    view = store.get(entry.path, etag=entry.meta.etag).data
-    return lambda offset, length: view[offset : offset + length]
 
 
 def _check_end(read: Read, end: int, size: int) -> None:

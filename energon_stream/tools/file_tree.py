@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from energon_stream.auxiliary.stores import OpenedDataset, ShardBytes
+from energon_stream.auxiliary import OpenedDataset, ShardBytes
 from energon_stream.errors import NotPreparedError, ObjectNotFoundError
 from energon_stream.storage import ByteRange, StoreSpec
 from energon_stream.tar.format import sample_parts, split_name

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from repetitions import examples
 
 from energon_stream import DefaultTaskEncoder, ReadOptions, WorkerConfig, get_train_dataset
-from energon_stream.auxiliary.stores import WebdatasetFileStore
+from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.errors import EnergonStreamError, MetadataError
 from energon_stream.index.checksums import CHECKSUMS
 from energon_stream.index.jsonl_index import prepare_jsonl

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energon_stream.auxiliary.stores import WebdatasetFileStore
+from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.index_files import read_offsets
 from energon_stream.prepare.prepare import prepare_dataset

@@ -19,7 +19,7 @@ from energon_stream import (
     SampleDecoder,
     SystemFileStore,
 )
-from energon_stream.auxiliary.stores import WebdatasetFileStore
+from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.errors import DecodeError, MissingFileError
 from energon_stream.media import RangedFile, openings
 from energon_stream.media.av import AVDecoder, get_single_frames_uniform

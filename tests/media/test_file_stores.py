@@ -18,7 +18,7 @@ from energon_stream import (
     SampleDecoder,
     SystemFileStore,
 )
-from energon_stream.auxiliary.stores import WebdatasetFileStore
+from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.errors import (
     DecodeError,
     FieldError,

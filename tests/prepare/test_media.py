@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from energon_stream import AVMetadata, ImageMetadata
-from energon_stream.auxiliary.stores import SystemFileStore, WebdatasetFileStore
+from energon_stream.auxiliary import SystemFileStore, WebdatasetFileStore
 from energon_stream.cli.main import main
 from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from reference_writer import read_tar, write_reference_dataset
 
-from energon_stream.auxiliary.stores import WebdatasetFileStore
+from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.errors import (
     BadShardsError,
     ConfigError,

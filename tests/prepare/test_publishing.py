@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
-from energon_stream.auxiliary.stores import WebdatasetFileStore
+from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.errors import NotPreparedError, StorageError
 from energon_stream.index.dataset import read_metadata
 from energon_stream.prepare.prepare import prepare_dataset

@@ -22,8 +22,7 @@ else:
 
 AudioUnit: TypeAlias = Literal["samples", "seconds"]
 
-_PREROLL = 0.25
-"""Seconds that are decoded before a clip: decoders of lossy codecs carry sound over from packets before."""
+_PREROLL = 0.25  # seconds decoded before a clip: lossy codecs carry sound over from packets before
 
 
 class AudioClip(NamedTuple):
@@ -53,10 +52,7 @@ class AudioStream(MediaStream):
             raise DecodeError("the audio has no sample rate")
 
     def clip(self, clip_range: Range, unit: AudioUnit) -> AudioClip | None:
-        """Decode a clip, from the begin of the range to just before its end; None if it lies after the audio.
-
-        Raises DecodeError if the range ends before it begins, or the data is damaged.
-        """
+        """Decode a clip, from the begin of the range to just before its end; None after the audio."""
         begin, end = self._seconds(clip_range, unit)
         first, stop = self._number(begin), self._number(end)
         found: list[NDArray[Any]] = []

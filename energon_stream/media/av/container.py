@@ -26,8 +26,7 @@ AV_EXTENSIONS: frozenset[str] = frozenset({
 def open_container(stream: BinaryIO, formats: str | None = None) -> Iterator[Any]:
     """Open an ``av.container.InputContainer`` within a ``with`` statement.
 
-    ``formats`` names the demuxers that may open it, with commas between them; None for all. Raises
-    DecodeError if the file is no video or audio, or damaged, and MissingPackageError without PyAV.
+    ``formats`` names the demuxers that may open it, with commas between them; None for all.
     """
     with translated_errors(getattr(stream, "name", None)):
         stream.seek(0)
@@ -52,10 +51,7 @@ def translated_errors(where: str | None = None) -> Iterator[None]:
 
 
 def only_stream(container: Any, kind: str) -> Any:
-    """Return the first video or audio stream, and let demuxers leave out all others.
-
-    Raises DecodeError if there is none.
-    """
+    """Return the first video or audio stream, and let demuxers leave out all others, or raise DecodeError."""
     found = first_stream(container, kind)
     if found is None:
         kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "no streams"

@@ -28,34 +28,43 @@ _ALL: Range = (0.0, float("inf"))
 class Clips:
     """Clips of one file, as :meth:`AVDecoder.get_clips` takes them.
 
+    Attributes:
+        video: Begin and end of each video clip; None for no video.
+        audio: Begin and end of each audio clip; None for no audio.
+        video_unit: Unit of the video ranges: ``"seconds"`` or ``"frames"``.
+        audio_unit: Unit of the audio ranges: ``"seconds"`` or ``"samples"``.
+
     Example:
         >>> Clips(video=[(1.0, 3.0)])
         Clips(video=[(1.0, 3.0)], audio=None, video_unit='seconds', audio_unit='seconds')
     """
 
-    video: Sequence[Range] | None = None  # begin and end of each video clip; None for no video
-    audio: Sequence[Range] | None = None  # begin and end of each audio clip; None for no audio
-    video_unit: VideoUnit = "seconds"  # unit of the video ranges: ``"seconds"`` or ``"frames"``
-    audio_unit: AudioUnit = "seconds"  # unit of the audio ranges: ``"seconds"`` or ``"samples"``
+    video: Sequence[Range] | None = None
+    audio: Sequence[Range] | None = None
+    video_unit: VideoUnit = "seconds"
+    audio_unit: AudioUnit = "seconds"
 
 
 @dataclass(kw_only=True)
 class AVData:
     """Clips of a file.
 
+    Attributes:
+        video_clips: A ``uint8`` tensor for each clip, of shape ``(frames, 3, height, width)``, RGB, 0 to 255.
+        video_timestamps: Begin of the first and end of the last frame of each clip, in seconds.
+        audio_clips: A tensor for each clip, of shape ``(channels, samples)``. The type is that of the codec:
+            ``float32`` in -1 to 1 for most, ``int16`` or ``int32`` for WAV and FLAC.
+        audio_timestamps: Begin and end of each clip, in seconds.
+
     Example:
         >>> AVData(video_timestamps=[(0.0, 1.5)]).video_timestamps
         [(0.0, 1.5)]
     """
 
-    # a ``uint8`` tensor for each clip, of shape ``(frames, 3, height, width)``, RGB, 0 to 255
     video_clips: list[torch.Tensor] | None = None
-    # begin of the first and end of the last frame of each clip, in seconds
     video_timestamps: list[tuple[float, float]] | None = None
-    # A tensor for each clip, of shape ``(channels, samples)``. The type is that of the codec: ``float32`` in
-    # -1 to 1 for most, ``int16`` or ``int32`` for WAV and FLAC.
     audio_clips: list[torch.Tensor] | None = None
-    audio_timestamps: list[tuple[float, float]] | None = None  # begin and end of each clip, in seconds
+    audio_timestamps: list[tuple[float, float]] | None = None
 
 
 class VideoData(AVData):

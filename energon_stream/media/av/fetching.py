@@ -52,12 +52,11 @@ def fetch_clips(wanted: Iterable[tuple[AVDecoder, Clips]]) -> None:
         >>> [decoder.get_video_clips([(at, at + 0.2)])[1] for at, decoder in enumerate(decoders)]
         [[(0.0, 0.24)], [(1.0, 1.24)], []]
     """
-    begin_clips([partial(_same, decoder, clips) for decoder, clips in wanted]).result()
+    begin_clips([partial(lambda found: found, pair) for pair in wanted]).result()
 
 
 def begin_clips(wanted: Sequence[Callable[[], tuple[AVDecoder, Clips]]]) -> Future[None]:
-    """Begin to fetch clips in the background; see :func:`fetch_clips`. The future ends when all requests are
-    made.
+    """Begin to fetch clips in the background; see :func:`fetch_clips`. The future ends with the last request.
 
     ``wanted`` has for each file a function that opens it, the most urgent first. They run on threads, side by
     side.
@@ -98,10 +97,6 @@ def begin_clips(wanted: Sequence[Callable[[], tuple[AVDecoder, Clips]]]) -> Futu
 
     _run_all([partial(open_file, number) for number in range(len(wanted))], plan_all)
     return done
-
-
-def _same(decoder: AVDecoder, clips: Clips) -> tuple[AVDecoder, Clips]:
-    return decoder, clips
 
 
 def _run_all(jobs: Sequence[Callable[[], None]], then: Callable[[], None]) -> None:

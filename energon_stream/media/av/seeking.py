@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -17,18 +18,13 @@ if TYPE_CHECKING:
 else:
     av = LazyModule("av", "av")
 
-_MAX_REORDER = 16
-"""Most frames by which the order of decoding differs from the order of display, in any codec."""
-
+_MAX_REORDER = 16  # most frames between the order of decoding and that of display, in any codec
 _USUAL_REORDER = 3
 _SHARE_OF_NEXT = 0.15
-LAST = 1 << 62
-"""A tick after all others."""
-
+LAST = 1 << 62  # a tick after all others
 _MARGIN_SECONDS = 2.0
 _MARGIN_BYTES = 128 << 10
-_WITHOUT_INDEX = ("mp3", "aac")
-"""Formats of which the packets before a clip must be read to find the clip."""
+_WITHOUT_INDEX = ("mp3", "aac")  # the packets before a clip must be read to find the clip
 
 
 def ticks(seconds: float, time_base: Any) -> int:
@@ -108,11 +104,7 @@ class Packets:
     def _from_entry(self, key: int) -> Iterator[Any]:
         """Yield packets from an entry of the index on."""
         begin = self._entries[key].timestamp
-        for target in (
-            begin + self._delay,
-            begin,
-            self._lowest,
-        ):  # demuxers seek by the one or the other time
+        for target in (begin + self._delay, begin, self._lowest):  # demuxers seek by one or the other time
             packets = self._seek(target)
             first = next(packets, None)
             if first is None or first.dts is None or first.dts <= begin:
@@ -166,9 +158,7 @@ class Packets:
         return max(int(found), 0)
 
     def _stop(self, number: int) -> int:
-        """Return the number, in the order of decoding, of the first packet that is not needed for frame
-        ``number`` and those before it.
-        """
+        """Return the number, as decoded, of the first packet that frames up to ``number`` do not need."""
         number = min(number, len(self._entries) - 1)
         most = min(number + 1 + _MAX_REORDER, len(self._entries))
         keys = (n for n in range(number + 1, most) if self._entries[n].is_keyframe)
@@ -185,14 +175,7 @@ class Packets:
         return [ByteRange(*place) for place in found]
 
     def _first_after(self, tick: int) -> int:
-        low, high = 0, len(self._entries)
-        while low < high:
-            middle = (low + high) // 2
-            if self._entries[middle].timestamp > tick:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        return bisect_right(self._entries, tick, key=lambda entry: entry.timestamp)
 
     def _key_before(self, number: int) -> int:
         timestamp = self._entries[max(number, 0)].timestamp
@@ -205,19 +188,13 @@ class Packets:
             target, stream = int(min(target * stream.time_base, 2**40) * av.time_base), None
         try:
             self._container.seek(target, stream=stream, backward=True)
-        except (
-            av.error.PermissionError,
-            av.error.ArgumentError,
-        ):  # nothing to seek to: no key frames, no index
+        except (av.error.PermissionError, av.error.ArgumentError):  # there are no key frames, or no index
             self._container.seek(0, backward=True)
         return (packet for packet in self._container.demux(self.stream) if packet.size)
 
 
 def _leading(packets: Iterator[Any]) -> tuple[int, int | None, Iterator[Any]]:
-    """Count the packets after a key frame that are displayed before it: they need the group before.
-
-    Returns this number, the time of the key frame, and all packets.
-    """
+    """Return how many packets after a key frame are displayed before it, its time, and all packets."""
     taken: list[Any] = []
     leading = 0
     for packet in packets:
@@ -250,8 +227,7 @@ def decoded(stream: Any, packets: Iterator[Any]) -> Iterator[Any]:
 class MediaStream:
     """A stream of an open container, of which clips are decoded."""
 
-    unit: ClassVar[str]
-    """The unit of ranges beside seconds."""
+    unit: ClassVar[str]  # of ranges, beside seconds
 
     def __init__(self, container: Any, stream: Any) -> None:
         self._stream, self._packets = stream, Packets(container, stream)

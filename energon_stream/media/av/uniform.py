@@ -49,9 +49,8 @@ def get_clips_uniform(
     if not (request_video or request_audio):
         raise ConfigError("neither video nor audio is requested", hint="set request_video or request_audio")
     if clip_duration_seconds < 0 or num_clips < 0:
-        raise ConfigError(
-            f"{num_clips} clips of {clip_duration_seconds} seconds", hint="neither may be negative"
-        )
+        what = f"{num_clips} clips of {clip_duration_seconds} seconds"
+        raise ConfigError(what, hint="neither may be negative")
     lengths, frame = [], 0.0
     if request_video:
         lengths.append(_length(av_decoder.get_video_duration()[0], "video"))

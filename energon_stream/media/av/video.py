@@ -46,8 +46,7 @@ class VideoStream(MediaStream):
     def clip(self, clip_range: Range, unit: VideoUnit, size: FrameSize | None) -> VideoClip | None:
         """Decode a clip, first and last frame included; a time means the frame that is displayed then.
 
-        ``size`` is the width and height to which frames are scaled. Return None if the clip lies after the
-        end of the video. Raises DecodeError if the range ends before it begins, or the data is damaged.
+        ``size`` is the width and height to which frames are scaled. Returns None after the end of the video.
         """
         wanted = self._wanted(clip_range, unit)
         frames: list[Any] = []
@@ -131,10 +130,10 @@ class VideoStream(MediaStream):
             if is_first or pts <= wanted.last:
                 yield frame
             is_first = False
-        if held is not None and not (
-            self._packets.is_at_end and wanted.first >= _pts(held) + self._length(held)
-        ):
-            yield held
+        if held is not None:
+            is_over = wanted.first >= _pts(held) + self._length(held)
+            if not (self._packets.is_at_end and is_over):
+                yield held
 
     def _decoded(self, packets: Iterator[Any]) -> Iterator[Any]:
         """Decode packets. Raises DecodeError if there are none, or none can be decoded."""

@@ -49,12 +49,7 @@ class ShardBytes(NamedTuple):
 
 
 class OpenedDataset:
-    """A prepared dataset in one process; ``purpose`` and ``hint`` are for the message if it is not prepared.
-
-    Raises:
-        NotPreparedError: The dataset has no index.
-        StorageError: The store did not deliver.
-    """
+    """A prepared dataset in one process. NotPreparedError without index has ``purpose`` and ``hint``."""
 
     def __init__(self, spec: StoreSpec, purpose: str, hint: str = "") -> None:
         self.store: Store = open_once(spec)
@@ -72,10 +67,7 @@ class OpenedDataset:
         self._versions = VersionGuard(self.store.url)
 
     def place(self, row: Sequence[Any]) -> ShardBytes:
-        """Return the place that a row of shard number, first byte and size names.
-
-        Raises MetadataError if the columns have a wrong type, or the shard does not exist.
-        """
+        """Return the place that a row of shard number, first byte and size names, or raise MetadataError."""
         if all(type(value) is int for value in row):
             shard, start, size = row
             if 0 <= shard < len(self._shards) and start >= 0 and size >= 0:
@@ -130,11 +122,7 @@ def _database_if_any(spec: StoreSpec) -> IndexDatabase | None:
 
 @dataclass(frozen=True, slots=True, init=False)
 class WebdatasetFileStore(FileStore[bytes]):
-    """Parts of a prepared dataset, by sample key and part name: ``store["folder/000012.jpg"]``.
-
-    Args:
-        dataset_path: Path or URL of the dataset. It must have ``index.sqlite``.
-    """
+    """Parts of a dataset with ``index.sqlite``, by key and part name: ``store["folder/000012.jpg"]``."""
 
     spec: StoreSpec
 
@@ -146,8 +134,7 @@ class WebdatasetFileStore(FileStore[bytes]):
     def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
         """Read one part and its tar header with one request; see ``FileStore``.
 
-        Raises NotPreparedError if the dataset has no index, ObjectChangedError if a shard was replaced since
-        it was first read, and IndexMismatchError if the header has another name or size than the index.
+        Raises IndexMismatchError if the header has another name or size than the index.
         """
         shard, part, source = self._find(key)
         with_header = ByteRange(part.start - TAR_RECORD, part.stop)
@@ -183,11 +170,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         return shard, part, SourceInfo(self.get_path(), sample, shard.path, (key,))
 
     def get_media_metadata(self, key: str) -> MediaMetadataBase:
-        """Return the indexed size and format of an image, or length and format of video and audio.
-
-        Raises UnsupportedStoreError if the dataset was prepared without media metadata, and FieldError if the
-        index has no such name.
-        """
+        """Return the indexed size and format of an image, or length and format of video and audio."""
         return _media(_dataset(self.spec).database, key, self)
 
     def get_path(self) -> str:
