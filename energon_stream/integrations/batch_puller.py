@@ -1,8 +1,7 @@
 """Batches together with the loader's state after each, for frameworks that fetch ahead.
 
 Frameworks fetch ahead to recognize the last batch, or to copy a batch to a device while the loop uses the
-one before. A state that they save has to be the one after the last batch that was *used*. So each batch is
-pulled together with the state.
+one before. A state that they save has to be the one after the last batch that was *used*.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_KEY = "dataloader_state_dict"
-"""The key of a loader's state in a file of a checkpoint."""
+_KEY = "dataloader_state_dict"  # of a loader's state in a file of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +35,22 @@ class PulledBatch(Generic[T]):
     state: dict[str, Any]  # result of ``save_state_rank`` after the batch; empty for loaders without state
 
 
-class BatchPuller(Generic[T]):
-    """Takes batches from a loader one by one, over the ends of passes."""
+class PullingLoader(Generic[T]):
+    """Base of what takes a loader's place: pulls batches one by one, over the ends of passes."""
 
     def __init__(self, loader: BasicDataLoader[T]) -> None:
-        self.loader = loader
+        self.loader = loader  # its own position may be ahead of the batch in use
         self._batches: Iterator[T] | None = None
 
-    def pull(self) -> PulledBatch[T]:
+    @property
+    def worker_config(self) -> WorkerConfig:
+        """The loader's configuration."""
+        return self.loader.worker_config
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _pull(self) -> PulledBatch[T]:
         """Return the next batch or the end of the pass. The call after an end begins the next pass."""
         if self._batches is None:
             self._batches = iter(self.loader)
@@ -55,53 +61,30 @@ class BatchPuller(Generic[T]):
         except BaseException:
             self._batches = None
             raise
-        return PulledBatch(batch, ended, self.state())
+        return PulledBatch(batch, ended, self._state())
 
-    def state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         """Return the loader's present state; empty for loaders without state."""
         return self.loader.save_state_rank() if isinstance(self.loader, SavableDataLoader) else {}
 
-    def savable(self) -> SavableDataLoader[T]:
-        """Return the loader, if its position can be saved. Raises ConfigError if the loader has no state."""
+    def _savable(self) -> SavableDataLoader[T]:
+        """Return the loader. Raises ConfigError if it has no state."""
         if not isinstance(self.loader, SavableDataLoader):
             raise ConfigError(
                 f"a {type(self.loader).__name__} has no state", hint="make it with get_savable_loader"
             )
         return self.loader
 
-    def stop(self) -> SavableDataLoader[T]:
+    def _stop(self) -> SavableDataLoader[T]:
         """End the workers and return the loader, which can then be restored."""
-        loader = self.savable()
+        loader = self._savable()
         self._batches = None
         loader.close()
         return loader
 
 
-class PullingLoader(Generic[T]):
-    """Base of what takes a loader's place and keeps the states of the batches that it pulled."""
-
-    def __init__(self, loader: BasicDataLoader[T]) -> None:
-        self._puller = BatchPuller(loader)
-
-    @property
-    def loader(self) -> BasicDataLoader[T]:
-        """The loader, whose own position may be ahead of the batch in use."""
-        return self._puller.loader
-
-    @property
-    def worker_config(self) -> WorkerConfig:
-        """The loader's configuration."""
-        return self.loader.worker_config
-
-    def __bool__(self) -> bool:
-        return True
-
-
 def loader_of(batches: Any) -> BasicDataLoader[Any]:
-    """Return the loader behind what a framework iterates.
-
-    Raises ConfigError if that loader is not of this library.
-    """
+    """Return the loader behind what a framework iterates. Raises ConfigError if it is not of this library."""
     loader = batches.loader if isinstance(batches, PullingLoader) else batches
     if not isinstance(loader, BasicDataLoader):
         raise ConfigError(
@@ -128,10 +111,7 @@ def of_all_ranks(state_dict: Mapping[str, Any], config: WorkerConfig) -> dict[st
     """Merge the state dicts of all ranks, for checkpoints that only one process writes.
 
     All processes of ``torch.distributed`` have to call it, after the same step. Every rank finds its streams
-    in it.
-
-    Raises:
-        ConfigError: There are several ranks and no process group.
+    in it. Raises ConfigError if there are several ranks and no process group.
     """
     import torch.distributed as dist
 
@@ -157,10 +137,7 @@ def write_state(path: Path, state: Any) -> None:
 
 
 def read_state(path: Path, hint: str) -> Any:
-    """Return a loader's state from a checkpoint.
-
-    Raises StateError, with the hint, if the file is damaged or holds something else.
-    """
+    """Return a loader's state from a checkpoint; raise StateError if the file has none or is damaged."""
     try:
         content = torch.load(path, weights_only=True)
     except Exception as error:  # of many kinds, for a damaged file

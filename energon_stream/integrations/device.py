@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -30,10 +31,9 @@ class _Coming(PulledBatch[Any]):
 
 
 class DevicePrefetcher(PullingLoader[T]):
-    """Iterates a loader and returns its batches on a device; see :func:`prefetch_to_device`.
+    """Iterates a loader, pass by pass, and returns its batches on a device; see :func:`prefetch_to_device`.
 
-    It takes the loader's place. A saved state is the loader's position after the last batch that was
-    *returned*, and a state can be restored at any time. ``for`` loops end with the pass, as the loader's do.
+    A saved state is the position after the last batch that was *returned*. It can be restored at any time.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DevicePrefetcher(PullingLoader[T]):
         if self.device.type == "cuda" and non_blocking:
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._coming: deque[_Coming] = deque()
-        self._consumed = self._puller.state()
+        self._consumed = self._state()
 
     def __iter__(self) -> Iterator[T]:
         """Iterate to the end of the pass."""
@@ -68,7 +68,7 @@ class DevicePrefetcher(PullingLoader[T]):
     def _fill(self, count: int) -> None:
         """Prefetch until ``count`` batches are on their way, but none beyond the end of the pass."""
         while len(self._coming) < count and not (self._coming and self._coming[-1].ended):
-            pulled = self._puller.pull()
+            pulled = self._pull()
             moved, arrived = (None, None) if pulled.ended else self._send(pulled.batch)
             self._coming.append(_Coming(moved, pulled.ended, pulled.state, arrived))
 
@@ -91,7 +91,7 @@ class DevicePrefetcher(PullingLoader[T]):
             current = torch.cuda.current_stream(self.device)
             current.wait_event(coming.arrived)
             # The copying stream allocated the memory: it must not reuse it before the current stream is done.
-            map_tensors(_recorder(current), coming.batch)
+            map_tensors(partial(_record, stream=current), coming.batch)
         return coming.batch
 
     def __len__(self) -> int:
@@ -103,8 +103,8 @@ class DevicePrefetcher(PullingLoader[T]):
 
         Raises ConfigError if ``get_savable_loader`` did not make the loader.
         """
-        loader = self._puller.savable()
-        # If no batch is ahead, the position is the loader's own, which may have been restored directly.
+        loader = self._savable()
+        # Without a batch ahead, the position is the loader's own, which may have been restored directly.
         return self._consumed if self._coming else loader.save_state_rank()
 
     def restore_state_rank(self, state: dict[str, Any] | bytes | None) -> None:
@@ -112,7 +112,7 @@ class DevicePrefetcher(PullingLoader[T]):
 
         Raises StateError if the state does not fit this dataset or topology.
         """
-        self._puller.stop().restore_state_rank(state)
+        self._stop().restore_state_rank(state)
         self._begin_here()
 
     def save_state_global(self, global_dst_rank: int = 0) -> list[dict[str, Any]] | None:
@@ -121,7 +121,7 @@ class DevicePrefetcher(PullingLoader[T]):
 
     def restore_state_global(self, state: Sequence[Any] | None, *, src_rank: int | None = None) -> None:
         """Go on at the position of all ranks; see :meth:`SavableDataLoader.restore_state_global`."""
-        self._puller.stop().restore_state_global(state, src_rank=src_rank)
+        self._stop().restore_state_global(state, src_rank=src_rank)
         self._begin_here()
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,16 +129,13 @@ class DevicePrefetcher(PullingLoader[T]):
         return split_streams(self.save_state_rank())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on at the position of a state dict; batches that were fetched ahead are dropped.
-
-        Raises StateError if the state does not fit this dataset or topology.
-        """
-        self._puller.stop().load_state_dict(state_dict)
+        """Go on at the position of a state dict; see :meth:`restore_state_rank`."""
+        self._stop().load_state_dict(state_dict)
         self._begin_here()
 
     def _begin_here(self) -> None:
         self._coming.clear()
-        self._consumed = self._puller.state()
+        self._consumed = self._state()
 
     def close(self) -> None:
         """End the workers. Another iteration starts new ones, after the last batch returned."""
@@ -154,13 +151,10 @@ def _moved(batch: Any, device: torch.device, non_blocking: bool) -> Any:
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking), batch)
 
 
-def _recorder(stream: torch.cuda.Stream) -> Callable[[torch.Tensor], torch.Tensor]:
-    def record(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_cuda:
-            tensor.record_stream(stream)
-        return tensor
-
-    return record
+def _record(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
+    if tensor.is_cuda:
+        tensor.record_stream(stream)
+    return tensor
 
 
 def prefetch_to_device(

@@ -99,12 +99,9 @@ def rotated_size(matrix: Matrix, size: Size) -> Size:
 
 
 def resized_size(size: Size, wanted: int | Sequence[int], longest: int | None = None) -> Size:
-    """Return the size of a resized image.
+    """Return the size of an image resized to a height and width, or to a shorter side in proportion.
 
-    Args:
-        size: Size of the image.
-        wanted: Height and width, or the shorter side alone, which keeps the proportions.
-        longest: Largest longer side.
+    ``longest`` is the largest longer side.
     """
     if not isinstance(wanted, int) and len(wanted) == 2:
         return wanted[0], wanted[1]
@@ -123,12 +120,9 @@ class Clip(NamedTuple):
 
 
 def needed_clips(clips: Sequence[Clip], matrix: Matrix, size: Size) -> list[Clip]:
-    """Return the frames within which the result does not lie whole.
+    """Return the frames of source and intermediate images within which the result does not lie whole.
 
-    Args:
-        clips: Frames of the source and of the intermediate images.
-        matrix: From the source to the result.
-        size: Size of the result.
+    ``matrix`` leads from the source to the result, which has the size.
     """
     back = np.linalg.inv(matrix)
     needed = []
@@ -161,9 +155,7 @@ class SourceBox(NamedTuple):
 def source_box(matrix: Matrix, size: Size) -> SourceBox | None:
     """Return the box of whole pixels that becomes the result by resizing and mirroring; None if none does.
 
-    Args:
-        matrix: From the source to the result.
-        size: Size of the result.
+    The arguments are those of :func:`needed_clips`.
     """
     turned = np.array([matrix[0, 1], matrix[1, 0], matrix[2, 0], matrix[2, 1]])
     if np.abs(turned).max() > 1e-12 or 0 in (matrix[0, 0], matrix[1, 1]):

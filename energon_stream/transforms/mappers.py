@@ -15,9 +15,7 @@ import energon_stream.transforms.homography as homography
 from energon_stream.errors import ConfigError
 from energon_stream.transforms.homography import Matrix, Size
 
-TTransform = TypeVar("TTransform")
-"""A step of ``torchvision``."""
-
+TTransform = TypeVar("TTransform")  # a step of ``torchvision``
 Fill = int | float | Sequence[int | float] | None
 Applied = tuple[Matrix, np.ndarray[Any, Any], Any]
 """The new matrix, the new size ``(height, width)``, and a description of the step with its parameters."""
@@ -25,9 +23,6 @@ Applied = tuple[Matrix, np.ndarray[Any, Any], Any]
 
 class TransformMapper(ABC, Generic[TTransform]):
     """Turns a step on images into a step on matrices.
-
-    Args:
-        transform: The step.
 
     Example:
         >>> import numpy as np
@@ -37,8 +32,7 @@ class TransformMapper(ABC, Generic[TTransform]):
         [10, 10]
     """
 
-    antialias: bool = False
-    """Whether a step that shrinks takes the mean of the pixels that it joins."""
+    antialias: bool = False  # whether a step that shrinks takes the mean of the pixels that it joins
 
     def __init__(self, transform: TTransform) -> None:
         self.transform: Any = transform
@@ -89,6 +83,10 @@ class _Filled(TransformMapper[TTransform]):
 
 
 class _Interpolated(TransformMapper[TTransform]):
+    def __init__(self, transform: TTransform) -> None:
+        super().__init__(transform)
+        self.antialias: bool = bool(getattr(transform, "antialias", False))
+
     @property
     def interpolation(self) -> InterpolationMode | None:
         return InterpolationMode(self.transform.interpolation)
@@ -115,10 +113,8 @@ class ResizeMapper(_Interpolated[v1.Resize | v2.Resize]):
         super().__init__(transform)
         if transform.size is None:
             raise ConfigError("a Resize without a size cannot be merged", hint="give it a size")
-        self.antialias: bool = bool(transform.antialias)
 
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
-        """Add the step to a matrix; see :class:`TransformMapper`."""
         height, width = self._size(dst_size)
         size = homography.resized_size((height, width), self.transform.size, self.transform.max_size)
         return self._applied(homography.scale(size[1] / width, size[0] / height) @ matrix, size, size)
@@ -129,12 +125,7 @@ class RandomResizedCropMapper(_Interpolated[v1.RandomResizedCrop | v2.RandomResi
 
     source_type: ClassVar[Any] = v1.RandomResizedCrop
 
-    def __init__(self, transform: v1.RandomResizedCrop | v2.RandomResizedCrop) -> None:
-        super().__init__(transform)
-        self.antialias: bool = bool(transform.antialias)
-
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
-        """Add the step to a matrix; see :class:`TransformMapper`."""
         step, size = self.transform, self._size(dst_size)
         if isinstance(step, v2.RandomResizedCrop):
             drawn = _make_params(step, size)
@@ -153,7 +144,6 @@ class CenterCropMapper(TransformMapper[v1.CenterCrop | v2.CenterCrop]):
     source_type: ClassVar[Any] = v1.CenterCrop
 
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
-        """Add the step to a matrix; see :class:`TransformMapper`."""
         wanted = self._size(self.transform.size)
         top, left = (
             round((have - want) / 2) if have >= want else -((want - have) // 2)
@@ -175,7 +165,6 @@ class RandomCropMapper(_Filled[v1.RandomCrop | v2.RandomCrop]):
             )
 
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
-        """Add the step to a matrix; see :class:`TransformMapper`."""
         step, size, wanted = self.transform, self._size(dst_size), self._size(self.transform.size)
         if isinstance(step, v2.RandomCrop):
             drawn = _make_params(step, size)
@@ -204,24 +193,22 @@ class RandomHorizontalFlipMapper(TransformMapper[v1.RandomHorizontalFlip | v2.Ra
     source_type: ClassVar[Any] = v1.RandomHorizontalFlip
 
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
-        """Add the step to a matrix; see :class:`TransformMapper`."""
         flips, size = bool(torch.rand(1) < self.transform.p), self._size(dst_size)
         if flips:
-            matrix = homography.translate(size[1], 0) @ homography.hflip() @ matrix
+            matrix = self._mirrored(size) @ matrix
         return self._applied(matrix, size, flips)
 
+    def _mirrored(self, size: Size) -> Matrix:
+        return homography.translate(size[1], 0) @ homography.hflip()
 
-class RandomVerticalFlipMapper(TransformMapper[v1.RandomVerticalFlip | v2.RandomVerticalFlip]):
+
+class RandomVerticalFlipMapper(RandomHorizontalFlipMapper):
     """The matrix of ``RandomVerticalFlip``."""
 
     source_type: ClassVar[Any] = v1.RandomVerticalFlip
 
-    def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
-        """Add the step to a matrix; see :class:`TransformMapper`."""
-        flips, size = bool(torch.rand(1) < self.transform.p), self._size(dst_size)
-        if flips:
-            matrix = homography.translate(0, size[0]) @ homography.vflip() @ matrix
-        return self._applied(matrix, size, flips)
+    def _mirrored(self, size: Size) -> Matrix:
+        return homography.translate(0, size[0]) @ homography.vflip()
 
 
 class RandomRotationMapper(_Interpolated[v1.RandomRotation | v2.RandomRotation], _Filled[Any]):
@@ -230,7 +217,6 @@ class RandomRotationMapper(_Interpolated[v1.RandomRotation | v2.RandomRotation],
     source_type: ClassVar[Any] = v1.RandomRotation
 
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
-        """Add the step to a matrix; see :class:`TransformMapper`."""
         step, size = self.transform, self._size(dst_size)
         angle = (
             _make_params(step, size)["angle"]
@@ -252,7 +238,6 @@ class RandomAffineMapper(_Interpolated[v1.RandomAffine | v2.RandomAffine], _Fill
     source_type: ClassVar[Any] = v1.RandomAffine
 
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
-        """Add the step to a matrix; see :class:`TransformMapper`."""
         step, size = self.transform, self._size(dst_size)
         if isinstance(step, v2.RandomAffine):
             drawn = _make_params(step, size)
@@ -275,7 +260,6 @@ class RandomPerspectiveMapper(_Interpolated[v1.RandomPerspective | v2.RandomPers
     compute_homography: ClassVar[Callable[..., Matrix]] = staticmethod(homography.homography)
 
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
-        """Add the step to a matrix; see :class:`TransformMapper`."""
         step, size = self.transform, self._size(dst_size)
         if torch.rand(1) >= step.p:
             return self._applied(matrix, size, None)
@@ -318,10 +302,7 @@ MAPPERS: tuple[tuple[Any, type[TransformMapper[Any]]], ...] = (
 
 
 def mapper_of(transform: Any) -> TransformMapper[Any]:
-    """Return the mapper of a step.
-
-    Raises ConfigError if the step cannot be merged.
-    """
+    """Return the mapper of a step. Raises ConfigError if the step cannot be merged."""
     if isinstance(transform, TransformMapper):
         return transform
     for types, mapper in MAPPERS:

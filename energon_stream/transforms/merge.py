@@ -72,13 +72,9 @@ class MergeTransform(torch.nn.Module):
         self._antialias = any(mapper.antialias for mapper in self._mappers)
 
     def forward(self, x: Any) -> Any:
-        """Apply the steps to an image.
+        """Apply the steps to a ``PIL.Image.Image`` or a tensor of shape ``(…, height, width)``.
 
-        Args:
-            x: A ``PIL.Image.Image``, or a tensor of shape ``(…, height, width)``.
-
-        Returns:
-            The same kind of image, with the type of its pixels.
+        The result is of the same kind, and its pixels of the same type.
         """
         source: Size = tuple(F.get_size(x))  # two numbers
         matrix: homography.Matrix = np.eye(3)

@@ -25,9 +25,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _FILE = "energon_stream.pt"
-_LAST_FILE = "trainer_state.json"
-"""The file that the trainer writes last into a checkpoint."""
-
+_LAST_FILE = "trainer_state.json"  # what the trainer writes last into a checkpoint
 _OTHERS = {
     "dataloader_num_workers": (0, "num_workers of the dataset's worker_config"),
     "dataloader_drop_last": (False, "batch_drop_last of get_train_dataset"),
@@ -72,11 +70,7 @@ class _TrainerLoader(AcceleratedLoader[T]):
         return super()._pass()
 
     def __len__(self) -> int:
-        """Return the batches of a virtual epoch.
-
-        Raises:
-            TypeError: The dataset has no virtual epochs. Other lengths are endless, or an estimate.
-        """
+        """Return the batches of a virtual epoch. Raises TypeError without: other lengths are estimates."""
         if not self.loader.dataset.pass_length:
             raise TypeError("the dataset has no virtual epochs; give max_steps")
         return len(self.loader)
@@ -152,12 +146,9 @@ class EnergonTrainerHooks:
             dataset = self.eval_dataset[dataset]
         if not isinstance(dataset, SavableDataset):
             return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
-        loader = self._eval_loaders.get(id(dataset))
-        if loader is None:
-            loader = self._eval_loaders[id(dataset)] = AcceleratedLoader(
-                self._loader(dataset), self.accelerator
-            )
-        return loader
+        if id(dataset) not in self._eval_loaders:
+            self._eval_loaders[id(dataset)] = AcceleratedLoader(self._loader(dataset), self.accelerator)
+        return self._eval_loaders[id(dataset)]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """Return a loader of the dataset to predict for."""
@@ -245,25 +236,15 @@ def _check(args: Any, dataset: SavableDataset[Any]) -> None:
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
-    """Find the newest checkpoint from which a trainer can resume.
+    """Return the newest checkpoint of an ``output_dir`` from which a trainer can resume; None without any.
 
     A process that was killed while it saved leaves a folder without its last files. Such folders are passed
-    over, and a warning names them.
-
-    Args:
-        folder: The trainer's ``output_dir``.
-
-    Returns:
-        The folder of the checkpoint; None if there is no checkpoint.
-
-    Raises:
-        StateError: There are checkpoints, and none is complete.
+    over, and a warning names them. Raises StateError if no checkpoint is complete.
     """
-    folders = {_step(path): path for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if path.is_dir()}
+    named = [(path.name.rpartition("-")[2], path) for path in Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*")]
+    folders = {int(step): path for step, path in named if step.isdecimal() and path.is_dir()}
     first_error: StateError | None = None
-    for step, path in sorted(folders.items(), reverse=True):
-        if step < 0:
-            continue
+    for _, path in sorted(folders.items(), reverse=True):
         try:
             _check_complete(path)
         except StateError as error:
@@ -279,12 +260,6 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
 def _checkpoint(args: Any, step: int) -> Path:
     """Return the folder of a step's checkpoint."""
     return Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-
-
-def _step(folder: Path) -> int:
-    """Return the step of a checkpoint's folder; -1 if it is another folder."""
-    number = folder.name.rpartition("-")[2]
-    return int(number) if number.isdecimal() else -1
 
 
 def _check_complete(folder: Path) -> None:

@@ -26,10 +26,7 @@ _COPIES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def of_lightning(name: str) -> Any:
-    """Return a class of the package that the program has imported; of the one that is there, if none.
-
-    Raises MissingPackageError if neither is installed.
-    """
+    """Return a class of the package that the program has imported; of the one that is there, if none."""
     first, second = sorted(_COPIES, key=lambda package: package not in sys.modules)
     with of_extra("lightning"):
         try:
@@ -55,9 +52,9 @@ class EnergonDataHooks:
     number of ranks are the trainer's data-parallel ones, and each rank reads its own data. Loaders are made
     when the trainer asks for them.
 
-    A checkpoint contains the position of all ranks after the last batch that was *trained on*. A resumed run
-    goes on with the next batch, in the middle of an epoch too. Validation and tests begin at the start each
-    time. A data module that is used again, by the same or another trainer, continues the training.
+    A checkpoint has the position of all ranks after the last batch that was *trained on*. A resumed run goes
+    on with the next batch, in the middle of an epoch too, and so does a data module that is used again.
+    Validation and tests begin at the start each time.
 
     Args:
         train: Dataset for training.
@@ -73,8 +70,7 @@ class EnergonDataHooks:
         loader_options: Further arguments of ``get_savable_loader``.
     """
 
-    trainer: Any
-    """The trainer, which Lightning sets."""
+    trainer: Any  # set by Lightning
 
     def __init__(
         self,
@@ -110,12 +106,9 @@ class EnergonDataHooks:
     def worker_config(self, num_streams: int = 0) -> WorkerConfig:
         """Make the configuration for the trainer's ranks, which a tensor parallel group shares."""
         ranks = getattr(self.trainer, "distributed_sampler_kwargs", None) or {"rank": 0, "num_replicas": 1}
+        rank, world_size, seed_offset = ranks["rank"], ranks["num_replicas"], self._seed_offset
         return WorkerConfig(
-            rank=ranks["rank"],
-            world_size=ranks["num_replicas"],
-            num_workers=self._num_workers,
-            num_streams=num_streams,
-            seed_offset=self._seed_offset,
+            rank, world_size, self._num_workers, num_streams=num_streams, seed_offset=seed_offset
         )
 
     def _loader(
@@ -134,10 +127,7 @@ class EnergonDataHooks:
         return get_savable_loader(dataset, **self._loader_options)
 
     def train_dataloader(self) -> Any:
-        """Return the training loader, made for this trainer at the first call.
-
-        Raises StateError if the checkpoint's state does not fit the dataset or the number of ranks.
-        """
+        """Return the training loader, made for this trainer at the first call."""
         if self._train is not None and self._owner is self.trainer:
             return self._train
         loader = self._loader(
@@ -175,13 +165,10 @@ class EnergonDataHooks:
         given = self._sources[split]
         sources = given if isinstance(given, (list, tuple)) else [given]
         loaders = [EvaluationLoader(self._loader(get_val_dataset, source, options)) for source in sources]
-        self._close_evaluation(split)
+        for loader in self._evaluation.get(split, ()):
+            loader.close()
         self._evaluation[split] = loaders
         return loaders if isinstance(given, (list, tuple)) else loaders[0]
-
-    def _close_evaluation(self, split: str) -> None:
-        for loader in self._evaluation.pop(split, []):
-            loader.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training on all ranks, for the checkpoint; all ranks have to call it."""
@@ -199,14 +186,15 @@ class EnergonDataHooks:
         """End the workers."""
         if self._train is not None:
             self._train.close()
-        for split in list(self._evaluation):
-            self._close_evaluation(split)
+        while self._evaluation:
+            for loader in self._evaluation.popitem()[1]:
+                loader.close()
 
 
 class EnergonDataModule(EnergonDataHooks, _Base):
     """A ``LightningDataModule`` with the arguments of :class:`EnergonDataHooks`.
 
-    Its base is of ``lightning.pytorch``. It is of ``pytorch_lightning`` if the program has imported, or the
+    It is of ``lightning.pytorch``, or of ``pytorch_lightning`` if the program has imported, or the
     environment has, only that.
 
     Raises:

@@ -26,10 +26,8 @@ class TrainLoader(PullingLoader[T]):
     fetched ahead when it begins an iteration. An iteration that would begin at the end of a pass begins with
     the next pass, because loops that count batches leave an epoch before its end.
 
-    Args:
-        loader: The loader to iterate.
-        trained: Returns the number of batches that were trained on, counted from anywhere. None counts a
-            batch as soon as it is pulled.
+    ``trained`` returns the number of batches that were trained on, counted from anywhere. None counts a batch
+    as soon as it is pulled.
     """
 
     def __init__(self, loader: SavableDataLoader[T], trained: Callable[[], int] | None) -> None:
@@ -39,7 +37,7 @@ class TrainLoader(PullingLoader[T]):
 
     def _begin_here(self) -> None:
         """Count from the loader's present position."""
-        self._states: deque[dict[str, Any]] = deque([self._puller.state()])
+        self._states: deque[dict[str, Any]] = deque([self._state()])
         self._first = 0 if self._trained is None else self._trained()  # the count at the first state
 
     def _position(self) -> dict[str, Any]:
@@ -62,7 +60,7 @@ class TrainLoader(PullingLoader[T]):
         """Iterate to the end of the pass."""
         position = self._position()
         if len(self._states) > 1:
-            self._puller.stop().restore_state_rank(position)
+            self._stop().restore_state_rank(position)
         self._begin_here()
         pulled = self._pull()
         if pulled.ended:
@@ -75,7 +73,7 @@ class TrainLoader(PullingLoader[T]):
 
     def _pull(self) -> PulledBatch[T]:
         self._position()
-        pulled = self._puller.pull()
+        pulled = super()._pull()
         if not pulled.ended:
             self._states.append(pulled.state)
         return pulled
@@ -92,16 +90,13 @@ class TrainLoader(PullingLoader[T]):
         return of_all_ranks(split_streams(self._position()), self.worker_config)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on at the position of a state dict.
-
-        Raises StateError if the state does not fit this dataset or topology.
-        """
-        self._puller.stop().load_state_dict(state_dict)
+        """Go on at the position of a state dict. Raises StateError if it does not fit."""
+        self._stop().load_state_dict(state_dict)
         self._begin_here()
 
     def close(self) -> None:
         """End the workers."""
-        self._puller.stop()
+        self._stop()
 
 
 class EvaluationLoader(Generic[T]):

@@ -26,17 +26,13 @@ def dataloader_state_path(root: str | os.PathLike[str], iteration: int, dp_rank:
 
 
 def save_dataloader_state(loader: Any, root: str | os.PathLike[str], iteration: int, *, dp_rank: int) -> Path:
-    """Write the state of a rank. The file is complete or absent, even if several ranks write it at the same
-    time.
+    """Write the state of a rank, and return its file, which is complete or absent at any time.
 
     Args:
         loader: An ``EnergonDataloader``, or another loader with ``save_state``.
         root: Folder of the checkpoints.
         iteration: Training step.
         dp_rank: The pure data-parallel rank.
-
-    Returns:
-        The file.
 
     Example:
         >>> from energon_stream.integrations.megatron import EnergonMultiModalDataModule
@@ -54,13 +50,7 @@ def save_dataloader_state(loader: Any, root: str | os.PathLike[str], iteration: 
 def restore_dataloader_state(
     loader: Any, root: str | os.PathLike[str], iteration: int, *, dp_rank: int
 ) -> None:
-    """Restore the state of a rank. Call it before the first batch.
-
-    Args:
-        loader: An ``EnergonDataloader``, or another loader with ``restore_state``.
-        root: Folder of the checkpoints.
-        iteration: Training step.
-        dp_rank: The pure data-parallel rank.
+    """Restore the state of a rank that :func:`save_dataloader_state` wrote. Call it before the first batch.
 
     Raises:
         StateError: The file does not exist, or its state does not fit the loader.

@@ -26,33 +26,15 @@ class EnergonMultiModalDataModule:
     of that class, without ``image_processor`` and ``global_batch_size``, is called by keywords, so both
     versions are covered.
 
-    Args:
-        path: Dataset or metadataset, local or on object storage.
-        tokenizer: Stored for task encoders, like all arguments that are "stored".
-        image_processor: Stored.
-        seq_length: Stored.
-        micro_batch_size: Samples of a batch.
-        global_batch_size: Stored.
-        num_workers: Worker processes of each rank for training.
-        num_val_workers: The same for validation. Default: ``num_workers``.
-        pin_memory: Whether batches are pinned where CUDA is available.
-        shuffle_buffer_size: See ``get_train_dataset``; applies to both splits.
-        max_samples_per_sequence: See ``get_train_dataset``.
-        multimodal_sample_config: Stored.
-        task_encoder: Makes batches of samples. Default: a ``DefaultTaskEncoder()``.
-        decoder_seq_length: Stored.
-        packing_buffer_size: See ``get_train_dataset``.
-        validation_task_encoder: The same for validation. Default: ``task_encoder``.
-        pg_collection: An object with the process group ``dp`` of the data-parallel ranks, such as
-            Megatron-Core's ``ProcessGroupCollection``. None: the group of Megatron-Core, if the program has
-            initialised its model parallelism, and the ranks of ``torch.distributed`` otherwise.
-        cache_pool: Fetches auxiliary data for cookers and hooks.
-        **kwargs: Further arguments of ``get_train_dataset``, for both splits.
+    ``tokenizer``, ``image_processor``, ``multimodal_sample_config``, ``global_batch_size`` and the sequence
+    lengths are stored, for task encoders. ``num_workers`` and ``task_encoder`` (by default a
+    ``DefaultTaskEncoder()``) are for validation as well, unless ``num_val_workers`` and
+    ``validation_task_encoder`` say otherwise. ``cache_pool`` fetches auxiliary data. All other arguments are
+    those of ``get_train_dataset``, with ``micro_batch_size`` for ``batch_size``, and apply to both splits.
 
-    Attributes:
-        init_global_step: 0; for the trainer.
-        train_dataloader_object: The training loader, once it is created.
-        val_dataloader_object: The validation loader, once it is created.
+    ``pg_collection`` is an object with the process group ``dp`` of the data-parallel ranks, such as
+    Megatron-Core's ``ProcessGroupCollection``. None stands for the group of Megatron-Core, if the program has
+    initialised its model parallelism, and for the ranks of ``torch.distributed`` otherwise.
 
     Example:
         >>> from energon_stream.integrations.megatron import EnergonMultiModalDataModule
@@ -97,9 +79,7 @@ class EnergonMultiModalDataModule:
         self.shuffle_buffer_size = shuffle_buffer_size
         self.max_samples_per_sequence = max_samples_per_sequence
         self.multimodal_sample_config = multimodal_sample_config
-        self.task_encoder: TaskEncoder[Any, Any, Any, Any] = (
-            DefaultTaskEncoder() if task_encoder is None else task_encoder
-        )
+        self.task_encoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
         self.validation_task_encoder: TaskEncoder[Any, Any, Any, Any] = (
             self.task_encoder if validation_task_encoder is None else validation_task_encoder
         )
@@ -135,11 +115,7 @@ class EnergonMultiModalDataModule:
     def datasets_provider(
         self, worker_config: WorkerConfig, split: Literal["train", "val"] = "val"
     ) -> SavableDataset[Any]:
-        """Open a split. Validation is shuffled and endless as well.
-
-        Raises:
-            ConfigError: The split is neither ``"train"`` nor ``"val"``.
-        """
+        """Open a split, ``"train"`` or ``"val"``. Validation is shuffled and endless as well."""
         if split not in ("train", "val"):
             raise ConfigError(f"the split is {split!r}", hint="use 'train' or 'val'")
         return get_train_dataset(
@@ -155,12 +131,10 @@ class EnergonMultiModalDataModule:
         )
 
     def _loader(self, num_workers: int, split: Literal["train", "val"]) -> SavableDataLoader[Any]:
-        config = self._build_worker_config(num_workers, split)
-        dataset = self.datasets_provider(config, split)
+        dataset = self.datasets_provider(self._build_worker_config(num_workers, split), split)
         # None pins where CUDA is available. Without CUDA, True would be an error.
-        return get_savable_loader(
-            dataset, cache_pool=self.cache_pool, pin_memory=None if self.pin_memory else False
-        )
+        pin_memory = None if self.pin_memory else False
+        return get_savable_loader(dataset, cache_pool=self.cache_pool, pin_memory=pin_memory)
 
     def build(self) -> tuple[EnergonDataloader, EnergonDataloader]:
         """Return the training and the validation loader."""
@@ -225,20 +199,13 @@ class EnergonDataloader:
         return state
 
     def restore_state(self, state: dict[str, Any] | None) -> None:
-        """Continue from a saved state. Call it before the first ``next``.
-
-        Raises:
-            StateError: See ``SavableDataLoader.restore_state_rank``.
-        """
+        """Continue from a saved state; see ``SavableDataLoader.restore_state_rank``."""
         self._dataloader.restore_state_rank(state)
         self._iter = iter(cyclic_iter(self._dataloader))
 
 
 def cyclic_iter(iter: Iterable[Any]) -> Iterator[Any]:
     """Iterate over an iterable again and again.
-
-    Args:
-        iter: An iterable that can be iterated more than once.
 
     Raises:
         EmptyDatasetError: The iterable yielded nothing twice in a row.
