@@ -9,6 +9,7 @@ import inspect
 import json
 import subprocess
 import sys
+from enum import EnumType
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,8 @@ def parameters_of(text):
 
 def complaint(found, text):
     """Return what is wrong with a signature for a call that suits 7.4.1's; None if nothing is."""
+    if isinstance(found, EnumType):  # called with a value; each version of Python has another signature
+        return None
     try:
         own = list(inspect.signature(found).parameters.values())
     except ValueError:  # a built-in base without a signature takes anything
