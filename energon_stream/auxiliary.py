@@ -26,7 +26,7 @@ from energon_stream.index.objects import ShardObject, VersionGuard
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.media import FilePlace, FileStore, FolderFileStore, RangedFile, open_once
 from energon_stream.media.file_layout import FileLayout
-from energon_stream.media.file_store import missing_file
+from energon_stream.media.file_store import unknown_name
 from energon_stream.media.metadata import MediaMetadataBase, deserialize_media_metadata
 from energon_stream.printable import strip_credentials
 from energon_stream.samples import SourceInfo
@@ -88,8 +88,7 @@ def _dataset(spec: StoreSpec) -> OpenedDataset:
     return _datasets.map(spec, lambda: OpenedDataset(spec, purpose, hint))
 
 
-def _media(database: IndexDatabase, key: str, store: FileStore[bytes]) -> MediaMetadataBase:
-    """Return the metadata of a media file; ``store`` is for messages."""
+def _media(database: IndexDatabase, key: str) -> MediaMetadataBase:
     try:
         found = database.rows(_FIND_MEDIA, (key,))
     except apsw.SQLError as error:
@@ -97,7 +96,7 @@ def _media(database: IndexDatabase, key: str, store: FileStore[bytes]) -> MediaM
     except apsw.Error as error:
         raise database.damaged(str(error)) from error
     if not found:
-        raise missing_file(key, store)
+        raise unknown_name(key, database.store.url)
     try:
         return deserialize_media_metadata(*found[0])
     except MetadataError as error:
@@ -162,7 +161,7 @@ class WebdatasetFileStore(FileStore[bytes]):
         opened, name = _dataset(self.spec), split_name(key)
         found = [] if name is None else opened.database.checked_rows(_FIND, name)
         if not found:
-            raise missing_file(key, self)
+            raise unknown_name(key, self.get_path())
         sample, *place = found[0]
         shard, part = opened.place(place)
         if part.start < TAR_RECORD or type(sample) is not int:
@@ -171,7 +170,7 @@ class WebdatasetFileStore(FileStore[bytes]):
 
     def get_media_metadata(self, key: str) -> MediaMetadataBase:
         """Return the indexed size and format of an image, or length and format of video and audio."""
-        return _media(_dataset(self.spec).database, key, self)
+        return _media(_dataset(self.spec).database, key)
 
     def get_path(self) -> str:
         """Return the path or URL of the dataset."""
@@ -215,7 +214,7 @@ class SystemFileStore(FolderFileStore):
             database = _folders.map(self.spec, lambda: index_database(self.spec))
         except ObjectNotFoundError as error:
             raise _no_media(self.get_path()) from error
-        return _media(database, key, self)
+        return _media(database, key)
 
 
 def _no_media(where: str) -> UnsupportedStoreError:

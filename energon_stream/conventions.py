@@ -8,7 +8,7 @@ to ``"energon"``; the environment variable :data:`CONVENTIONS_VARIABLE` override
 from __future__ import annotations
 
 import os
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 from energon_stream.errors import ConfigError
 
@@ -32,10 +32,9 @@ def conventions() -> Conventions:
 
 def checked(value: object, name: str) -> Conventions:
     """Return a value if it names conventions; raise ConfigError else. ``name`` is for the message."""
-    for known in get_args(Conventions):
-        if value == known:
-            return known  # type: ignore[no-any-return]
-    raise ConfigError(f"{name} is {value!r}", hint="use 'own' or 'energon'")
+    if value not in get_args(Conventions):
+        raise ConfigError(f"{name} is {value!r}", hint="use 'own' or 'energon'")
+    return cast("Conventions", value)
 
 
 def set_default(value: Conventions) -> None:

@@ -50,7 +50,7 @@
     ├── RunError (ValueError)               the records of a run cannot be used
     │   ├── RunNotFoundError (FileNotFoundError)  the folder has no description of a run
     │   ├── RunDamagedError                 a file of the run is damaged, or of another version
-    │   ├── RunMismatchError                the run, or a dataset of it, is another one now
+    │   ├── RunMismatchError                the folder has another run, or a dataset has changed
     │   └── NotInRunError (LookupError)     the run has no such step, rank or sample
     └── WorkerError (RuntimeError)          a worker process failed or died
 

@@ -6,19 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TypedDict
 
 from energon_stream.errors import ConfigError
 
 LIMITS_VARIABLE = "ENERGON_STREAM_LIMITS"
 """Environment variable with limits, as ``name=number`` separated by commas."""
-
-
-class Explanation(TypedDict):
-    """The arguments of an error about a limit."""
-
-    what: str
-    hint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +75,7 @@ class Limits:
         """
         return _parse(environment.get(LIMITS_VARIABLE, ""))
 
-    def exceeded(self, name: str, problem: str) -> Explanation:
+    def exceeded(self, name: str, problem: str) -> dict[str, str]:
         """Return the arguments of an error: ``problem``, the limit, and the ways to raise it."""
         return {
             "what": f"{problem}; the limit {name} is {getattr(self, name):,}",

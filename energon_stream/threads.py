@@ -27,7 +27,7 @@ def thread_errors(where: str | None = None) -> Iterator[None]:
 
 
 class Repeater:
-    """Calls a function every so many seconds in a background thread, until it is closed, or returns False.
+    """Calls a function at intervals in a background thread, until it is closed, or returns False.
 
     ``what`` is the purpose of the thread. Raises ConfigError if the system starts no more threads.
     """

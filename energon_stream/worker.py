@@ -69,20 +69,9 @@ class _Active:
 
 
 class _Activation(_Active):
-    """A block that a program enters and leaves by calls of its own, with a pool that hooks fetch with."""
+    """A block that a program enters and leaves by calls of its own, without ``with``."""
 
-    __slots__ = ("cache_pool",)
-
-    def __init__(
-        self,
-        config: WorkerConfig,
-        stream: int,
-        sample_index: int,
-        batch_index: int | None = None,
-        cache_pool: Any = None,
-    ) -> None:
-        super().__init__(config, stream, sample_index, batch_index)
-        self.cache_pool = cache_pool
+    cache_pool: Any = None  # pool that hooks fetch with; None for that of the enclosing block
 
 
 class _Here(threading.local):
@@ -224,16 +213,13 @@ class WorkerConfig:
             num_streams=num_streams,
         )
 
-    def _order(self) -> tuple[int, int, int, int]:
-        return self.rank, self.world_size, self.num_streams, self.seed_offset
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WorkerConfig):
             return NotImplemented
-        return self._order() == other._order() and self.num_workers == other.num_workers
+        return self.config() == other.config()
 
     def __hash__(self) -> int:
-        return hash((self._order(), self.num_workers))
+        return hash(tuple(self.config().values()))
 
     @property
     def streams(self) -> range:
@@ -325,7 +311,9 @@ class WorkerConfig:
                 hint="call worker_deactivate first; inside a hook, the loader's configuration is active",
             )
         stream = self.rank if override_global_rank is None else override_global_rank
-        _Activation(self, stream, sample_index, sample_index, cache_pool).__enter__()
+        active = _Activation(self, stream, sample_index, sample_index)
+        active.cache_pool = cache_pool
+        active.__enter__()
 
     def worker_deactivate(self) -> None:
         """End what :meth:`worker_activate` began; nothing happens if nothing is active.
@@ -351,7 +339,7 @@ class WorkerConfig:
         """
         if _here.active is None:
             raise WorkerError("no configuration is active", hint="call worker_activate first")
-        _Activation(self, self.global_worker_id(), sample_index).__enter__()
+        _Activation(self, self.global_worker_id(), sample_index, None).__enter__()
 
     def worker_pop_sample_index(self) -> int:
         """End the last :meth:`worker_push_sample_index`, and return its counter.

@@ -104,21 +104,22 @@ def block_at(path: str) -> BlockPlace | None:
 
 @functools.lru_cache(4096)
 def _block(path: str, size: int) -> BlockPlace:
-    return BlockPlace(path, size, int.from_bytes(_hash(*path.split("/")[-3:])[:8], "little"))
+    return BlockPlace(path, size, int.from_bytes(hash_texts(*path.split("/")[-3:])[:8], "little"))
 
 
 def root_name(url: str) -> str:
     """Return the name of a dataset's folder."""
-    return _hash(url).hex()
+    return hash_texts(url).hex()
 
 
 @functools.lru_cache(4096)
 def object_place(data_folder: str, identity: ObjectIdentity, block_bytes: int) -> ObjectPlace:
     """Return the place of an object in a cache's data folder."""
-    version = _hash(identity.etag, str(identity.size), str(block_bytes)).hex()
-    folder = f"{data_folder}/{root_name(identity.root)}/{_hash(identity.path).hex()}-{version}"
+    version = hash_texts(identity.etag, str(identity.size), str(block_bytes)).hex()
+    folder = f"{data_folder}/{root_name(identity.root)}/{hash_texts(identity.path).hex()}-{version}"
     return ObjectPlace(identity, block_bytes, folder)
 
 
-def _hash(*texts: str) -> bytes:
-    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=12).digest()
+def hash_texts(*texts: str, size: int = 12) -> bytes:
+    """Return a hash of ``size`` bytes, for the name of a file."""
+    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=size).digest()

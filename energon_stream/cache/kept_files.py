@@ -14,7 +14,6 @@ belong to one user; see :mod:`energon_stream.cache.private`.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
@@ -27,6 +26,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import xxhash
 
+from energon_stream.cache.identity import hash_texts
 from energon_stream.cache.locks import has_locks, patience
 from energon_stream.cache.private import (
     PrivateFile,
@@ -54,7 +54,7 @@ _in_use: PerProcess[PrivateFile | None] = PerProcess(drop_inherited=True)
 
 def kept_name(*texts: str) -> str:
     """Return a hash of texts, for the name of a file."""
-    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return hash_texts(*texts, size=16).hex()
 
 
 @dataclass(frozen=True, slots=True)

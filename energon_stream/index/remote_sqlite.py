@@ -46,7 +46,6 @@ class RemoteFile:
     ) -> None:
         self._store, self._path, self._keep = store, path, keep
         self._lock = threading.Lock()
-        self._lines: dict[int, Future[bytes | None]] = {}
         self._file = tempfile.TemporaryFile(prefix="energon-index-")  # noqa: SIM115
         weakref.finalize(self, self._file.close)  # at the end of the process, too
         # One request returns the size, the version, and all of a small file.
@@ -56,8 +55,9 @@ class RemoteFile:
         self._etag = tail.etag
         start = self.size - len(tail.data)
         os.pwrite(self._file.fileno(), tail.data, start)
-        for number in range(-(-start // self._line), -(-self.size // self._line)):
-            self._lines[number] = _done()
+        present: Future[bytes | None] = Future()
+        present.set_result(None)
+        self._lines = dict.fromkeys(range(-(-start // self._line), -(-self.size // self._line)), present)
 
     def read(self, offset: int, amount: int) -> bytes:
         """Return bytes from ``offset``, fewer at the end of the file."""
@@ -67,11 +67,10 @@ class RemoteFile:
             first = number * self._line
             start, end = max(offset, first), min(stop, first + self._line)
             data = self._load(number)
-            pieces.append(
-                os.pread(self._file.fileno(), end - start, start)
-                if data is None
-                else data[start - first : end - first]
-            )
+            if data is None:
+                pieces.append(os.pread(self._file.fileno(), end - start, start))
+            else:
+                pieces.append(data[start - first : end - first])
         return b"".join(pieces)
 
     def _load(self, number: int) -> bytes | None:
@@ -98,12 +97,6 @@ class RemoteFile:
             raise
         mine.set_result(None)
         return None if keep else bytes(data)
-
-
-def _done() -> Future[bytes | None]:
-    future: Future[bytes | None] = Future()
-    future.set_result(None)
-    return future
 
 
 class _OpenFile:

@@ -130,11 +130,6 @@ def add_source(sample: Any, source: SourceInfo) -> None:
         sample.__sources__ = (*known, source)
 
 
-def missing_file(key: str, store: FileStore[Any]) -> FieldError:
-    """Return the error for a name that a store does not have."""
-    return unknown_name(key, store.get_path())
-
-
 def unknown_name(name: str, where: str) -> FieldError:
     """Return the error for a name that an index or a folder does not have."""
     return FieldError(f"there is no {name!r}", where=where, hint="check the name that the sample refers to")

@@ -240,7 +240,7 @@ def read_column(spec: StoreSpec, name: str) -> Any:
 
 
 def read_file_column(table: StoreSpec, name: str) -> Any:
-    """Read a column of a Parquet file. Raises ConfigError if it has none, or rows may be in another order."""
+    """Read a column of a Parquet file. Raises ConfigError if it is missing, or rows may be in any order."""
     store = table.open()
     with table_errors(store.url):
         file = open_file(table, store, ListEntry("", store.head("")))
