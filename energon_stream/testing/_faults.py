@@ -28,16 +28,16 @@ FaultKind = Literal[
 Action = Literal[
     "status", "reset", "truncate", "delay", "stall", "trickle", "html", "whole", "no_etag", "no_length"
 ]
-"""What a :class:`Rule` does."""
 
-OUTAGES = ("refuse", "freeze")
-"""Kinds that begin an outage for all connections."""
-
+OUTAGES = ("refuse", "freeze")  # of all connections
 _IN_BODY = ("reset", "truncate", "stall", "trickle")
-_PAGE = b"<html><body>Please log in.</body></html>"
-_WRONG_ETAG = '"0123456789abcdef0123456789abcdef"'
 _PACE_SECONDS = 0.005
 _SLOW_RATE = 8192  # bytes per second; slower bodies are sent byte by byte
+
+
+def _check_kind(kind: str, known: tuple[str, ...]) -> None:
+    if kind not in known:
+        raise ConfigError(f"unknown fault {kind!r}", hint=f"use one of {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Fault:
 
     Attributes:
         kind: One of these.
-        share: Share of the requests that have the fault (of the connections for ``drop``), from 0 to 1. For
-            an outage, the share of the requests at which one begins.
+        share: Share, from 0 to 1, of the requests that have the fault, or at which an outage begins; for
+            ``drop``, of the connections.
         seconds: Length of the fault, where it has one.
         pattern: Shell pattern of the requested path (``bucket/key``).
         method: HTTP method of the requests; None for all.
@@ -93,18 +93,13 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Parse ``KIND=SHARE`` or ``KIND=SHARE,SECONDS``.
-
-        Raises:
-            ConfigError: The text has another form.
-        """
+        """Parse ``KIND=SHARE`` or ``KIND=SHARE,SECONDS``. Raises ConfigError for another text."""
         kind, _, numbers = text.partition("=")
         try:
             return cls(kind, *(float(number) for number in numbers.split(",")))  # type: ignore[arg-type]
         except (ValueError, TypeError) as error:
-            raise ConfigError(
-                f"{text!r} is not a fault", hint="write KIND=SHARE or KIND=SHARE,SECONDS"
-            ) from error
+            hint = "write KIND=SHARE or KIND=SHARE,SECONDS"
+            raise ConfigError(f"{text!r} is not a fault", hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +107,13 @@ class Rule:
     """A targeted fault. Rules are tried in the order in which they were added, before the shares.
 
     Attributes:
-        action: ``status`` answers with an error, ``reset`` and ``truncate`` end the connection halfway
-            through the body, ``delay`` waits before the first byte, ``stall`` halfway. ``trickle`` sends
-            the body slowly. ``html`` answers with a page and status 200, ``whole`` with the whole object to
-            a request for a range, ``no_etag`` and ``no_length`` without this header.
+        action: ``reset``, ``truncate``, ``stall`` (halfway through the body), ``html`` and ``no_length`` as
+            of a :class:`Fault`. ``status`` answers with an error, ``delay`` waits before the first byte,
+            ``trickle`` sends the body slowly, ``whole`` answers a request for a range with the whole object,
+            ``no_etag`` sends no ETag.
         pattern: Shell pattern of ``bucket/key``.
-        method: Method of the requests; None for all.
-        times: Number of requests that the rule is for; None for no limit.
+        method: HTTP method of the requests; None for all.
+        times: Number of times that the fault happens; None for no limit.
         status: HTTP status for ``status``.
         seconds: Length of a ``delay`` or ``stall``.
         rate: Bytes per second of a ``trickle``.
@@ -147,18 +142,8 @@ class Rule:
         return str(self.status) if self.action == "status" else self.action.replace("_length", "-length")
 
 
-def _check_kind(kind: str, known: tuple[str, ...]) -> None:
-    if kind not in known:
-        raise ConfigError(f"unknown fault {kind!r}", hint=f"use one of {', '.join(known)}")
-
-
 def all_faults(share: float, *, seconds: float = 1.0) -> list[Fault]:
-    """Return all kinds of faults, each with the same share.
-
-    Args:
-        share: Share of the requests that have each fault. Outages begin at a twentieth of it.
-        seconds: Length of the faults that have one.
-    """
+    """Return all kinds of faults with the same share and length; outages with a twentieth of the share."""
     faults = [Fault(kind, share, seconds) for kind in get_args(FaultKind)]
     return [replace(fault, share=share / 20) if fault.kind in OUTAGES else fault for fault in faults]
 
@@ -167,12 +152,7 @@ AnyFault = TypeVar("AnyFault", Fault, Rule)
 
 
 class FaultList(Generic[AnyFault]):
-    """Faults in order, of which each request has at most one.
-
-    Args:
-        faults: The faults.
-        seed: Seed of the dice, which decides by the shares of the faults.
-    """
+    """Faults in order, of which each request has at most one, as seeded dice and their shares decide."""
 
     def __init__(self, faults: Iterable[AnyFault], seed: int) -> None:
         self.faults: list[AnyFault] = list(faults)
@@ -196,21 +176,13 @@ class FaultList(Generic[AnyFault]):
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What happens to one answer.
+    """What happens to one answer."""
 
-    Attributes:
-        kind: Kind of the fault; ``""`` for none.
-        seconds: Length of a stall or trickle.
-        at: Share of the body that is sent before a reset, truncation or stall.
-        latency: Seconds before the first byte.
-        rate: Bytes per second of the body; None for no limit.
-    """
-
-    kind: str = ""
-    seconds: float = 0.0
-    at: float = 0.5
-    latency: float = 0.0
-    rate: float | None = None
+    kind: str = ""  # of the fault; empty for none
+    seconds: float = 0.0  # length of a stall or trickle
+    at: float = 0.5  # share of the body that is sent before a reset, truncation or stall
+    latency: float = 0.0  # seconds before the first byte
+    rate: float | None = None  # bytes per second of the body; None for no limit
 
 
 NO_FAULT = Fate()
@@ -235,14 +207,14 @@ class FaultyConnection(ABC):
 
     @abstractmethod
     async def _serve(self, request: HttpRequest) -> None:
-        """Answer a request by :meth:`_respond`."""
+        """Answer a request, by :meth:`_respond`."""
 
     @abstractmethod
     async def _answer(self, request: HttpRequest) -> Response:
         """Return the right answer to a request."""
 
     def _happens(self, fault: str) -> None:  # noqa: B027 (not all count these)
-        """Note that a fault of this kind shows in the answer: some have nothing to change."""
+        """Note that a fault showed in the answer; some have nothing to change."""
 
     async def _respond(self, request: HttpRequest, fate: Fate) -> tuple[int, int]:
         """Send an answer as its fate says; return its status, and how many bytes of its body were sent."""
@@ -255,7 +227,9 @@ class FaultyConnection(ABC):
             reset_on_close(self._connection)
             return 0, 0
         if kind == "html":
-            response = Response(200, {"Content-Type": "text/html"}, _PAGE)
+            response = Response(
+                200, {"Content-Type": "text/html"}, b"<html><body>Please log in.</body></html>"
+            )
         elif kind.isdigit():
             response = error_response(int(kind), request.path)
         else:
@@ -263,7 +237,7 @@ class FaultyConnection(ABC):
         if kind == "no_etag":
             response.headers.pop("ETag", None)
         elif kind == "wrong-etag" and "etag" in response.headers:
-            response.headers["etag"] = _WRONG_ETAG
+            response.headers["etag"] = '"0123456789abcdef0123456789abcdef"'
         elif kind == "wrong-etag" or (kind in _IN_BODY and not response.body):
             fate = NO_FAULT
         if fate.kind:

@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import socket
 import struct
+import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, unquote
 
 _RECEIVE_BYTES = 64 * 1024
@@ -22,7 +24,10 @@ _RECEIVE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request; header names are in lower case. ``target`` is as sent, ``path`` decoded."""
+    """A request. Header names are in lower case; ``target`` is as sent, ``path`` is decoded.
+
+    At the root ``bucket`` is ``""``, and of a bucket itself ``key`` is.
+    """
 
     method: str
     target: str
@@ -35,23 +40,19 @@ class HttpRequest:
 
     @property
     def query(self) -> Mapping[str, str]:
-        """Values of the query by name."""
         query = self.target.partition("?")[2]
         return {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
 
     @property
     def bucket(self) -> str:
-        """First path component; ``""`` at the root."""
         return self.path[1:].partition("/")[0]
 
     @property
     def key(self) -> str:
-        """The path after the bucket; ``""`` for the bucket itself."""
         return self.path[1:].partition("/")[2]
 
     @property
     def reads_object(self) -> bool:
-        """True for GETs of objects."""
         return self.method == "GET" and self.key != ""
 
 
@@ -70,7 +71,7 @@ def keeps_open(headers: Mapping[str, str]) -> bool:
 
 
 class HttpReader:
-    """Buffered reads from one connection. Each raises ``EOFError`` at the end of the connection."""
+    """Buffered reads from one connection, each of which raises ``EOFError`` at its end."""
 
     def __init__(self, connection: socket.socket, begun: bytearray | None = None) -> None:
         self._loop, self._connection = asyncio.get_running_loop(), connection
@@ -144,7 +145,7 @@ class HttpReader:
 
 
 def reset_on_close(connection: socket.socket) -> None:
-    """Make the connection end by RST when it is closed."""
+    """Make a connection end by RST."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -183,8 +184,35 @@ async def accept(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+class LoopbackServer(ABC):
+    """A server on loopback that runs during a ``with`` block."""
+
+    endpoint_url: str = ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start serving; return when requests are answered."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop serving. Stopping twice is fine."""
+
+    def serve(self, wait: Callable[[], object] | None = None) -> None:
+        """Write the URL to standard output, and serve until ``wait`` returns or an interrupt comes."""
+        with self, contextlib.suppress(KeyboardInterrupt):
+            sys.stdout.write(f"{self.endpoint_url}\n")
+            sys.stdout.flush()
+            (wait or threading.Event().wait)()
+
+
 def url_of(listener: socket.socket) -> str:
-    """Return the URL of a listening socket."""
     return "http://{}:{}".format(*listener.getsockname())
 
 

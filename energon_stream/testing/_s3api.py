@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import itertools
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
@@ -18,10 +17,9 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from energon_stream.testing._http import HttpRequest, Response
-from energon_stream.testing._s3objects import Objects, StoredObject, list_page
+from energon_stream.testing._s3objects import Objects, StoredObject, list_page, md5_etag
 
 _CODES = {
-    400: "InvalidRequest",
     403: "AccessDenied",
     404: "NoSuchKey",
     405: "MethodNotAllowed",
@@ -29,7 +27,6 @@ _CODES = {
     412: "PreconditionFailed",
     416: "InvalidRange",
     429: "TooManyRequests",
-    500: "InternalError",
     501: "NotImplemented",
     503: "SlowDown",
 }
@@ -45,13 +42,18 @@ def _xml(name: str, content: str, status: int = 200, headers: Mapping[str, str] 
     return Response(status, {"Content-Type": "application/xml", **(headers or {})}, text.encode())
 
 
+def _tags(**contents: str) -> str:
+    return "".join(f"<{name}>{content}</{name}>" for name, content in contents.items())
+
+
 def error_response(
     status: int, path: str, code: str | None = None, headers: dict[str, str] | None = None
 ) -> Response:
     """Return an S3 error document; ``code`` defaults to the usual one of the status."""
     code = code or _CODES.get(status, "InternalError" if status >= 500 else "InvalidRequest")
-    resource = f"<Resource>{escape(path)}</Resource><RequestId>0</RequestId>"
-    return _xml("Error", f"<Code>{code}</Code><Message>{code}</Message>{resource}", status, headers)
+    return _xml(
+        "Error", _tags(Code=code, Message=code, Resource=escape(path), RequestId="0"), status, headers
+    )
 
 
 def _time(modified: float) -> str:
@@ -75,8 +77,7 @@ class S3Api:
         self._upload_ids = itertools.count(1)
 
     def handle(self, request: HttpRequest) -> Response:
-        """Answer a request: with status 501 if the operation is not covered, 400 if the request makes no
-        sense."""
+        """Answer a request; an operation that is not covered with status 501, nonsense with 400."""
         try:
             response = self._dispatch(request)
         except (ValueError, KeyError, ElementTree.ParseError, *_BAD_NAME):
@@ -97,18 +98,16 @@ class S3Api:
     # Buckets
 
     def _list_buckets(self) -> Response:
-        names = "".join(
-            f"<Bucket><Name>{name}</Name><CreationDate>{_time(0)}</CreationDate></Bucket>"
-            for name in self.objects.buckets()
-        )
-        return _xml("ListAllMyBucketsResult", f"<Buckets>{names}</Buckets>")
+        buckets = [_tags(Bucket=_tags(Name=name, CreationDate=_time(0))) for name in self.objects.buckets()]
+        return _xml("ListAllMyBucketsResult", _tags(Buckets="".join(buckets)))
 
     def _get_bucket(self, request: HttpRequest) -> Response:
-        if "location" in request.query:
+        query = request.query
+        if "location" in query:
             return _xml("LocationConstraint", "")
-        if "versioning" in request.query:
+        if "versioning" in query:
             return _xml("VersioningConfiguration", "")
-        query, second = request.query, request.query.get("list-type") == "2"
+        second = query.get("list-type") == "2"  # version of the operation
         after = query.get("start-after", "") if second else query.get("marker", "")
         if second and "continuation-token" in query:
             after = base64.urlsafe_b64decode(query["continuation-token"]).decode()
@@ -119,17 +118,18 @@ class S3Api:
         def name(text: str) -> str:
             return quote(text, safe="/") if query.get("encoding-type") == "url" else escape(text)
 
-        parts = [f"<Name>{request.bucket}</Name><Prefix>{name(prefix)}</Prefix><MaxKeys>{limit}</MaxKeys>"]
-        parts += [f"<{tag}>{name(query[item])}</{tag}>" for item, tag in _ECHOED.items() if item in query]
+        tags = {"Name": request.bucket, "Prefix": name(prefix), "MaxKeys": str(limit)}
+        tags |= {tag: name(query[item]) for item, tag in _ECHOED.items() if item in query}
         if "encoding-type" in query:
-            parts.append("<EncodingType>url</EncodingType>")
-        parts.append(f"<IsTruncated>{'false' if next_after is None else 'true'}</IsTruncated>")
+            tags["EncodingType"] = "url"
+        tags["IsTruncated"] = "false" if next_after is None else "true"
         if second:
-            parts.append(f"<KeyCount>{len(keys) + len(prefixes)}</KeyCount>")
-        if next_after is not None:
-            token = base64.urlsafe_b64encode(next_after.encode()).decode()
-            tag, value = ("NextContinuationToken", token) if second else ("NextMarker", name(next_after))
-            parts.append(f"<{tag}>{value}</{tag}>")
+            tags["KeyCount"] = str(len(keys) + len(prefixes))
+        if next_after is not None and second:
+            tags["NextContinuationToken"] = base64.urlsafe_b64encode(next_after.encode()).decode()
+        elif next_after is not None:
+            tags["NextMarker"] = name(next_after)
+        parts = [_tags(**tags)]
         for key in keys:
             stored = self._closed(request.bucket, key)
             if stored is not None:
@@ -161,12 +161,12 @@ class S3Api:
         keys = [item.text or "" for item in wanted]
         for key in keys:
             self.objects.delete(request.bucket, key)
-        return _xml("DeleteResult", "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys))
+        return _xml("DeleteResult", "".join(_tags(Deleted=_tags(Key=escape(key))) for key in keys))
 
     # Objects
 
     def _closed(self, bucket: str, key: str) -> StoredObject | None:
-        """Return an object without its bytes."""
+        """Return an object whose bytes are not wanted."""
         with self.objects.open(bucket, key) or contextlib.nullcontext() as stored:
             return stored
 
@@ -189,15 +189,14 @@ class S3Api:
             return error_response(404 if current is None else 412, request.path)
         source = request.headers.get("x-amz-copy-source")
         if source is None:
-            return Response(
-                headers={"ETag": self.objects.put(request.bucket, request.key, request.body).etag}
-            )
+            stored = self.objects.put(request.bucket, request.key, request.body)
+            return Response(headers={"ETag": stored.etag})
         bucket, _, key = unquote(source).lstrip("/").partition("/")
         with self.objects.open(bucket, key) or contextlib.nullcontext() as found:
             if found is None:
                 return error_response(404, source)
             stored = self.objects.put(request.bucket, request.key, bytes(found.read(0, found.size)))
-        stamp = f"<LastModified>{_time(stored.modified)}</LastModified><ETag>{escape(stored.etag)}</ETag>"
+        stamp = _tags(LastModified=_time(stored.modified), ETag=escape(stored.etag))
         return _xml("CopyObjectResult", stamp)
 
     def _delete_object(self, request: HttpRequest) -> Response:
@@ -210,26 +209,25 @@ class S3Api:
     # Uploads in parts
 
     def _post_object(self, request: HttpRequest) -> Response:
-        place = f"<Bucket>{request.bucket}</Bucket><Key>{escape(request.key)}</Key>"
+        place = _tags(Bucket=request.bucket, Key=escape(request.key))
         if "uploads" in request.query:
             upload = str(next(self._upload_ids))
             self._uploads[upload] = {}
-            return _xml("InitiateMultipartUploadResult", f"{place}<UploadId>{upload}</UploadId>")
+            return _xml("InitiateMultipartUploadResult", place + _tags(UploadId=upload))
         parts = self._uploads.pop(request.query.get("uploadId", ""), None)
         if parts is None:
             return error_response(404, request.path, "NoSuchUpload")
         wanted = ElementTree.fromstring(bytes(request.body)).iterfind("{*}Part/{*}PartNumber")
         data = b"".join(parts[int(number.text or "0")] for number in wanted)
         stored = self.objects.put(request.bucket, request.key, data)
-        return _xml("CompleteMultipartUploadResult", f"{place}<ETag>{escape(stored.etag)}</ETag>")
+        return _xml("CompleteMultipartUploadResult", place + _tags(ETag=escape(stored.etag)))
 
     def _put_part(self, request: HttpRequest) -> Response:
         parts = self._uploads.get(request.query["uploadId"])
         if parts is None:
             return error_response(404, request.path, "NoSuchUpload")
         parts[int(request.query["partNumber"])] = request.body
-        etag = hashlib.md5(request.body, usedforsecurity=False).hexdigest()
-        return Response(headers={"ETag": f'"{etag}"'})
+        return Response(headers={"ETag": md5_etag(request.body)})
 
 
 def _object_response(request: HttpRequest, stored: StoredObject) -> Response:

@@ -14,19 +14,16 @@ from pathlib import Path
 from typing import IO, TypeAlias
 
 _ABSENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-_LAST = "\U0010ffff"  # sorts after every other character
+_LAST = "\U0010ffff"  # sorts after all other characters
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One version of an object: length, quoted ETag, modification time in seconds since the epoch, bytes.
-
-    It is a context manager, which closes the file with the bytes.
-    """
+    """One version of an object; a context manager, which closes the file with the bytes."""
 
     size: int
-    etag: str
-    modified: float
+    etag: str  # quoted
+    modified: float  # in seconds since the epoch
     source: memoryview | IO[bytes]
 
     def read(self, begin: int, end: int) -> memoryview:
@@ -40,6 +37,10 @@ class StoredObject:
     def __exit__(self, *_: object) -> None:
         if not isinstance(self.source, memoryview):
             self.source.close()
+
+
+def md5_etag(data: bytes | bytearray) -> str:
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
 
 
 class MemoryObjects:
@@ -71,8 +72,7 @@ class MemoryObjects:
         return self._buckets.get(bucket, {}).get(key)
 
     def put(self, bucket: str, key: str, data: bytes | bytearray) -> StoredObject:
-        etag = hashlib.md5(data, usedforsecurity=False).hexdigest()
-        stored = StoredObject(len(data), f'"{etag}"', time.time(), memoryview(data))
+        stored = StoredObject(len(data), md5_etag(data), time.time(), memoryview(data))
         self._buckets[bucket][key] = stored
         self._sorted.pop(bucket, None)
         return stored
@@ -109,10 +109,9 @@ class FolderObjects:
 
     def open(self, bucket: str, key: str) -> StoredObject | None:
         try:
-            file = open(self._path(bucket, key), "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
+            return _stored(open(self._path(bucket, key), "rb", buffering=0))  # the caller closes it
         except _ABSENT:
             return None
-        return _stored(file)
 
     def put(self, bucket: str, key: str, data: bytes | bytearray) -> StoredObject:
         path = self._path(bucket, key)
@@ -146,10 +145,7 @@ Objects: TypeAlias = MemoryObjects | FolderObjects
 def list_page(
     keys: Sequence[str], prefix: str, delimiter: str, after: str, limit: int
 ) -> tuple[list[str], list[str], str | None]:
-    """Cut one page out of sorted keys, as ListObjectsV2 does.
-
-    Return keys, common prefixes, and after which of them the next page begins; None on the last page.
-    """
+    """Return the keys and common prefixes of a page, and after which the next begins; None on the last."""
     if delimiter and after.endswith(delimiter):
         after += _LAST  # a common prefix stands for all keys below it
     position = max(bisect_left(keys, prefix), bisect_right(keys, after))
@@ -162,11 +158,9 @@ def list_page(
         key = keys[position]
         cut = key.find(delimiter, len(prefix)) if delimiter else -1
         if cut < 0:
-            last = key
-            found.append(key)
+            found.append(last := key)
             position += 1
         else:
-            last = key[: cut + len(delimiter)]
-            prefixes.append(last)
+            prefixes.append(last := key[: cut + len(delimiter)])
             position = bisect_left(keys, last + _LAST)
     return found, prefixes, None

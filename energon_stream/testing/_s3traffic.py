@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from socket import socket
 
 CONTROL_PATH = "/_control/"  # no bucket can be named so
-QUIET_HEADER = "x-energon-stream-quiet"
-"""Requests with this header are neither counted nor shaped: tests use it to look at the server's objects."""
-
-_LOG_LENGTH = 50_000
+QUIET_HEADER = "x-energon-stream-quiet"  # of a request that is neither counted nor shaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +30,10 @@ class Shaping:
         first_byte_latency: Seconds from the request to the first byte of the answer.
         rate: Bytes per second and connection; None for no limit.
         share_503: Share of object reads answered ``503 SlowDown``.
-        share_reset: Share of object reads whose connection is reset (RST) within the body.
-        share_truncate: Share of object reads whose connection is closed (FIN) within the body.
-        slow_tail: Share of object reads that are slow, and the factor by which their latency is
-            longer and their rate lower.
-        seed: Seed of the faults; the same seed and order of requests lead to the same faults.
+        share_reset: Share whose connection is reset (RST) within the body.
+        share_truncate: Share whose connection is closed (FIN) within the body.
+        slow_tail: Share that is slow, and the factor by which its latency is longer and its rate lower.
+        seed: The same seed and order of requests lead to the same faults.
     """
 
     first_byte_latency: float = 0.0
@@ -61,15 +57,14 @@ class Shaping:
 
 
 class LogEntry(NamedTuple):
-    """One answered request. ``bytes`` counts the body as sent, ``time`` is ``time.monotonic()`` at its
-    end."""
+    """One answered request."""
 
     method: str
     key: str
     range: str | None
     status: int
-    bytes: int
-    time: float
+    bytes: int  # of the body, as sent
+    time: float  # ``time.monotonic()`` at its end
 
 
 @dataclass(slots=True)
@@ -78,10 +73,9 @@ class ServerCounters:
 
     Attributes:
         requests: Requests per HTTP method; GETs that read no object (listings) count as ``LIST``.
-        faults: Faults injected, per kind: ``status``, ``reset``, ``truncate``, ``delay``, ``stall``,
-            ``slow``, and those of :class:`Rule`.
-        bytes_sent: Body bytes sent.
-        bytes_received: Body bytes received.
+        faults: Faults injected, per action of a :class:`Rule`, and ``slow``.
+        bytes_sent: Bytes of bodies.
+        bytes_received: Bytes of bodies.
         connections: Connections accepted.
         max_in_flight: Most requests that were being answered at one moment, never more than the clients had
             open. Without latency or rate, small answers are sent one after the other.
@@ -109,7 +103,7 @@ class Traffic:
 
     def __init__(self, shaping: Shaping) -> None:
         self.shape(shaping)
-        self.log: deque[LogEntry] = deque(maxlen=_LOG_LENGTH)
+        self.log: deque[LogEntry] = deque(maxlen=50_000)
         self.rules: FaultList[Rule] = FaultList((), 0)
         self.released = asyncio.Event()  # set unless answers are held
         self.released.set()
@@ -117,7 +111,6 @@ class Traffic:
         self.reset_counters()
 
     def reset_counters(self) -> None:
-        """Start counting anew."""
         self.counters = ServerCounters(max_in_flight=self._in_flight)
         self.log.clear()
 

@@ -34,6 +34,8 @@ TEXT_YAML: dict[str, Any] = {
 }
 CRUDE_YAML: dict[str, Any] = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 
+_EXTENSIONS = {"JPEG": "jpg", "PNG": "png"}
+
 
 def random_bytes(size: int, *key: int | str) -> bytes:
     """Return incompressible bytes that depend on ``key`` only."""
@@ -50,7 +52,7 @@ def write_shards(
     key: str = "{:08d}",
     tar_format: int = tarfile.USTAR_FORMAT,
 ) -> list[Path]:
-    """Write tars of samples.
+    """Write tars of samples, and return their paths. The other builders use it.
 
     Args:
         folder: Folder of the tars; made if missing.
@@ -60,12 +62,6 @@ def write_shards(
         name: Format string of a tar's path below ``folder``, with the shard's number.
         key: Format string of a sample's key, with the sample's number.
         tar_format: ``tarfile.USTAR_FORMAT``, ``GNU_FORMAT`` or ``PAX_FORMAT``.
-
-    Returns:
-        Paths of the tars, in order.
-
-    Raises:
-        ConfigError: No shards or no samples.
 
     Example:
         >>> from energon_stream.testing.datasets import write_shards
@@ -101,30 +97,20 @@ def captioning_dataset(
 ) -> list[Path]:
     """Write image and caption pairs: sample ``i`` is an image of one colour, captioned ``caption i``.
 
-    Args:
-        folder: Folder of the tars.
-        shards: Number of tars.
-        samples_per_shard: Samples of each tar.
-        size: Width and height of the images.
-        image_format: ``JPEG`` (part ``jpg``) or ``PNG`` (part ``png``).
-        with_json: True to add a part ``json`` with ``index`` and ``caption``.
-        name: Format string of a tar's path.
-
-    Returns:
-        Paths of the tars.
+    ``size`` is the width and height of the images, ``image_format`` ``JPEG`` (part ``jpg``) or ``PNG``
+    (part ``png``). ``with_json`` adds a part ``json`` with ``index`` and ``caption``. The others are those of
+    :func:`write_shards`.
     """
     from PIL import Image
 
-    extension = {"JPEG": "jpg", "PNG": "png"}.get(image_format)
-    if extension is None:
+    if image_format not in _EXTENSIONS:
         raise ConfigError(f"no image format {image_format!r}", hint="use JPEG or PNG")
 
     def parts(index: int) -> dict[str, bytes]:
-        buffer = io.BytesIO()
+        buffer, caption = io.BytesIO(), f"caption {index}"
         colour = tuple(random_bytes(3, "colour", index))
         Image.new("RGB", size, colour).save(buffer, image_format)
-        caption = f"caption {index}"
-        found = {extension: buffer.getvalue(), "txt": caption.encode()}
+        found = {_EXTENSIONS[image_format]: buffer.getvalue(), "txt": caption.encode()}
         if with_json:
             found["json"] = json.dumps({"index": index, "caption": caption}).encode()
         return found
@@ -135,16 +121,10 @@ def captioning_dataset(
 def binary_dataset(
     folder: str | os.PathLike[str], *, samples: int = 4000, payload_bytes: int = 40_000, shards: int = 8
 ) -> list[Path]:
-    """Write samples of one incompressible ``bin`` and a ``json`` of 80 bytes.
+    """Write samples of an incompressible ``bin`` of ``payload_bytes`` and a ``json`` of 80 bytes.
 
-    Args:
-        folder: Folder of the tars.
-        samples: Samples of the whole dataset, rounded down to a multiple of ``shards``.
-        payload_bytes: Size of each ``bin``.
-        shards: Number of tars.
-
-    Returns:
-        Paths of the tars.
+    ``samples`` is the number in the whole dataset, which is rounded down to a multiple of ``shards``. See
+    :func:`write_shards`.
     """
 
     def parts(index: int) -> dict[str, bytes]:
@@ -167,9 +147,8 @@ def prepared_captioning_dataset(
         >>> next(iter(get_val_dataset(folder, batch_size=2, worker_config=config))).caption
         ['caption ...', 'caption ...']
     """
-    image = "png" if options.get("image_format") == "PNG" else "jpg"
     captioning_dataset(folder, **options)
-    field_map = {"image": image, "caption": "txt"}
+    field_map = {"image": _EXTENSIONS[options.get("image_format", "JPEG")], "caption": "txt"}
     return _prepare(folder, split_ratio, {**CAPTIONING_YAML, "field_map": field_map})
 
 
@@ -189,14 +168,9 @@ def prepared_text_dataset(
     samples_per_shard: int = 25,
     text: str = "text {}",
 ) -> Path:
-    """Write texts, prepare them as ``TextSample`` and return the folder; ``text`` formats a sample's
-    number."""
-    write_shards(
-        folder,
-        shards=shards,
-        samples_per_shard=samples_per_shard,
-        parts=lambda index: {"txt": text.format(index).encode()},
-    )
+    """Write texts, each ``text`` with its number, prepare them as ``TextSample`` and return the folder."""
+    parts: Parts = lambda index: {"txt": text.format(index).encode()}  # noqa: E731
+    write_shards(folder, shards=shards, samples_per_shard=samples_per_shard, parts=parts)
     return _prepare(folder, split_ratio, TEXT_YAML)
 
 
@@ -206,16 +180,13 @@ def dataset_with_media(
     files: Mapping[str, VideoFile],
     line: Callable[[int], Mapping[str, Any]],
 ) -> Path:
-    """Write a folder of media, and a crude dataset of 16 samples that refer to it.
+    """Write a folder of media, and a crude dataset of 16 samples; return the path of a metadataset of both.
 
     Args:
         folder: Folder of both; made if missing.
         name: Name of the folder of media, and of the auxiliary store that cookers get.
         files: The media files by name.
         line: Content of the part ``json`` of sample ``i``.
-
-    Returns:
-        Path of a metadataset with both.
 
     Example:
         >>> from energon_stream.testing.datasets import dataset_with_media

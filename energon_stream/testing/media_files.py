@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     av = LazyModule("av", "av")
 
-_MARK = 8  # pixels of the side of a square that shows one bit
+_MARK = 8  # pixels of the side of a square that shows a bit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +61,14 @@ class VideoFile:
     options: tuple[tuple[str, str], ...] = ()
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the file.
-
-        Raises MissingPackageError if PyAV is not installed.
-        """
+        """Write the file. Raises MissingPackageError if PyAV is not installed."""
         with av.open(os.fspath(path), "w", format=self.container, options=dict(self.options)) as container:
             video = self._video_stream(container) if self.frames else None
-            audio = None
-            if self.audio_codec is not None:
-                audio = container.add_stream(self.audio_codec, rate=self.audio_rate)
+            audio = self.audio_codec and container.add_stream(self.audio_codec, rate=self.audio_rate)
+            if audio:
                 audio.layout = "stereo" if self.audio_channels == 2 else "mono"
-            packets = [] if video is None else list(self._video_packets(video))
-            packets += [] if audio is None else list(self._audio_packets(audio))
+            packets = [*self._video_packets(video)] if video else []
+            packets += self._audio_packets(audio) if audio else []
             for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
                 container.mux(packet)
 
@@ -83,10 +79,8 @@ class VideoFile:
         stream.codec_context.gop_size = self.group
         stream.codec_context.max_b_frames = self.b_frames
         if self.codec == "libx264":
-            stream.options = {
-                "x264-params": f"keyint={self.group}:scenecut=0:bframes={self.b_frames}",
-                "preset": "ultrafast",
-            }
+            parameters = f"keyint={self.group}:scenecut=0:bframes={self.b_frames}"
+            stream.options = {"x264-params": parameters, "preset": "ultrafast"}
         elif self.codec.startswith("libvpx"):
             stream.options = {"deadline": "realtime", "cpu-used": "8"}
         if self.milliseconds is not None:
@@ -110,13 +104,8 @@ class VideoFile:
         samples = tone(int(length * self.audio_rate), self.audio_rate, self.audio_channels)
         frame = av.AudioFrame.from_ndarray(samples.T.reshape(1, -1).copy(), format="s16", layout=layout)
         frame.rate, frame.pts, frame.time_base = self.audio_rate, 0, Fraction(1, self.audio_rate)
-        form = stream.codec_context.format
-        resampler = av.AudioResampler(
-            format=form.name,
-            layout=layout,
-            rate=self.audio_rate,
-            frame_size=stream.codec_context.frame_size or 1024,
-        )
+        codec = stream.codec_context
+        resampler = av.AudioResampler(codec.format.name, layout, self.audio_rate, codec.frame_size or 1024)
         for part in (frame, None):
             for piece in resampler.resample(part):
                 yield from stream.encode(piece)

@@ -1,7 +1,4 @@
-"""Conformance suite for datasets and operators: a restore after any step continues identically.
-
-Use :func:`assert_exact_resume` on any dataset, also on an operator of your own.
-"""
+"""Conformance suite for datasets and operators, also yours: a restore after any step goes on identically."""
 
 from __future__ import annotations
 
@@ -57,8 +54,7 @@ class NumbersDataset(SavableDataset[int]):
     """
 
     def __init__(self, size: int, worker_config: WorkerConfig | None = None, offset: int = 0) -> None:
-        self.size = size
-        self.offset = offset
+        self.size, self.offset = size, offset
         self.worker_config: WorkerConfig = worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
 
     def numbers(self, stream: int) -> range:
@@ -96,11 +92,7 @@ def run_steps(
 ) -> list[Step]:
     """Run a dataset's streams for some steps, which are elements and ends of passes.
 
-    Args:
-        dataset: The dataset.
-        steps: Number of steps.
-        states: State of each stream, to go on from; None for the start.
-        rotation: Rotation of the streams, to go on from; None for the start.
+    ``states`` of the streams and their ``rotation`` are those to go on from; None for the start.
 
     Example:
         >>> from energon_stream.testing.operator_suite import NumbersDataset, run_steps
@@ -117,13 +109,7 @@ def run_steps(
 def assert_equal_values(left: Any, right: Any, where: str = "value") -> None:
     """Compare elements deeply, tensors bit by bit.
 
-    Args:
-        left: An element.
-        right: Another element.
-        where: Name of the elements in messages.
-
-    Raises:
-        AssertionError: They differ; the message says where.
+    Raises AssertionError if they differ, and says where, beginning with ``where``.
 
     Example:
         >>> from energon_stream.testing.operator_suite import assert_equal_values

