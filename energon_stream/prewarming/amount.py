@@ -1,20 +1,60 @@
-"""The amount to prewarm: streams, and the number of samples of each."""
+"""Samples of streams: of each step that a stream serves, and of the amount to prewarm."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.errors import ConfigError
-from energon_stream.prewarming.stream_steps import samples_of_packs
 from energon_stream.schedule import PackedSchedule, RepeatPlan, build_schedule, stream_shares
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.reader_dataset import ReaderDataset
-    from energon_stream.schedule import JobPacks
+    from energon_stream.schedule import JobPacks, Schedule
     from energon_stream.worker import WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSteps:
+    """The steps of a rank that one of its streams serves.
+
+    Example:
+        >>> StreamSteps(8, lanes=2, lane=1).of(16)
+        5
+        >>> StreamSteps(1, lanes=2, lane=1, ends=[3, 5, 9]).of(8)
+        5
+    """
+
+    batch_size: int  # samples of a batch; in planned packing, packs
+    lanes: int  # streams of the rank
+    lane: int  # place of the stream in the rotation
+    ends: Sequence[int] | None = None  # samples up to the end of each pack, in planned packing
+
+    def of(self, sample: int) -> int:
+        """Return the step of a sample of the stream."""
+        done = sample if self.ends is None else bisect_right(self.ends, sample)
+        return done // self.batch_size * self.lanes + self.lane
+
+    def before(self, step: int) -> int:
+        """Return the number of samples of the stream before a step."""
+        count = len(range(self.lane, step, self.lanes)) * self.batch_size
+        return count if self.ends is None else samples_of_packs(self.ends, count)
+
+
+def samples_of_packs(ends: Sequence[int], packs: int) -> int:
+    """Return the samples of ``packs`` packs, or of all if there are fewer."""
+    return ends[min(packs, len(ends)) - 1] if packs > 0 and len(ends) else 0
+
+
+def stream_steps(schedule: Schedule, batch_size: int, lanes: int, lane: int, end: int) -> StreamSteps:
+    """Return the steps that a stream serves; of planned packs, only those before ``end``."""
+    if not isinstance(schedule, PackedSchedule):
+        return StreamSteps(batch_size, lanes, lane)
+    packs = len(range(lane, end, lanes)) * batch_size
+    return StreamSteps(batch_size, lanes, lane, schedule.pack_ends(packs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +84,8 @@ class Amount:
             if value <= 0:
                 raise ConfigError(f"{name} is {value}", hint="Use more than 0.")
         if fraction is not None and fraction > 1:
-            raise ConfigError(
-                f"fraction is {fraction}", hint="Use at most 1, or pass epochs for more than one pass."
-            )
+            hint = "Use at most 1, or pass epochs for more than one pass."
+            raise ConfigError(f"fraction is {fraction}", hint=hint)
         if steps is not None and batch_size is None:
             raise ConfigError(
                 "batch_size is missing: steps are counted in samples",
@@ -95,24 +134,17 @@ def amounts_of_streams(
         assert isinstance(schedule, PackedSchedule)
         length = 0 if batches else math.ceil(amount.passes * _pass_length(dataset, 1, 0))
         return _amounts_of_packs(schedule.packs, streams, batches, length, ahead)
-    found = batches or {
-        stream: math.ceil(amount.passes * _pass_length(dataset, config.num_streams, stream))
-        for stream in streams
-    }
-    return {stream: StreamAmount(count, count + ahead) for stream, count in found.items()}
+    passes, count = amount.passes, config.num_streams
+    found = batches or {each: math.ceil(passes * _pass_length(dataset, count, each)) for each in streams}
+    return {stream: StreamAmount(samples, samples + ahead) for stream, samples in found.items()}
 
 
 def _amounts_of_packs(
     packs: JobPacks, streams: Sequence[int], wanted: Mapping[int, int] | None, length: int, ahead: int
 ) -> dict[int, StreamAmount]:
-    """Return the amounts of streams of planned packs.
+    """Return the amounts of streams, of which each wants some packs, and workers prefetch ``ahead``.
 
-    Args:
-        packs: The packs of the job.
-        streams: The streams.
-        wanted: Packs of each stream; None for the packs of windows with ``length`` references of the job.
-        length: See ``wanted``.
-        ahead: Packs of each stream that workers may prefetch.
+    If ``wanted`` is None, it wants those of the windows up to ``length`` references of the job.
     """
     ends: dict[int, list[int]] = {stream: [] for stream in streams}
     dealt = 0
@@ -126,10 +158,9 @@ def _amounts_of_packs(
             own += [before + end for end in window.streams[stream].ends]
         dealt += window.count
     wanted = wanted or {stream: len(own) for stream, own in ends.items()}
+    counts = {stream: (wanted[stream], wanted[stream] + ahead) for stream in ends}
     return {
-        stream: StreamAmount(
-            samples_of_packs(own, wanted[stream]), samples_of_packs(own, wanted[stream] + ahead), own
-        )
+        stream: StreamAmount(*(samples_of_packs(own, count) for count in counts[stream]), own)
         for stream, own in ends.items()
     }
 

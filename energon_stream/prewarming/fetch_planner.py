@@ -18,14 +18,9 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.prewarming.wanted import WantedBytes
 
-REQUEST_BYTES = 5 << 20
-"""Largest request. A range a little larger than :data:`USUAL_BYTES` is not cut."""
-
-USUAL_BYTES = 4 << 20
-"""Usual size of a request. All requests in flight together take no more memory than training may."""
-
-_OVERHEAD = 64
-"""Cached bytes usually take no more than a 64th more disk space than their number."""
+REQUEST_BYTES = 5 << 20  # the most of a request, so that a range a little above the usual is not cut
+USUAL_BYTES = 4 << 20  # of a request; all in flight together take no more memory than training may
+_OVERHEAD = 64  # cached bytes usually take no more than a 64th more disk space than their number
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +34,16 @@ class PlannedFetch:
 
 
 class FetchPlanner:
-    """Plans fetches, and counts bytes.
-
-    Attributes:
-        samples: Samples of the steps looked at so far.
-        bytes: Bytes of these samples, and of samples that are only looked ahead to.
-        cached_bytes: Bytes among these that were in a cache.
-    """
+    """Plans fetches, and counts bytes."""
 
     def __init__(self, wanted: WantedBytes, max_gap: int) -> None:
         self._wanted = wanted
         self._coverage = Coverage(max_gap)
         self._found = Counter[BlockCache]()  # bytes that a cache had
         self._needed = Counter[BlockCache]()  # bytes that a cache has to have in the end
-        self.samples: int = 0
-        self.bytes: int = 0
-        self.cached_bytes: int = 0
+        self.samples: int = 0  # of the steps looked at so far
+        self.bytes: int = 0  # of these samples, and of those that are only looked ahead to
+        self.cached_bytes: int = 0  # among these, that a cache had
         self._ahead = self._count = 0  # samples only looked ahead to, fetches for bytes that no cache had
 
     def windows(self) -> Iterator[list[PlannedFetch]]:
@@ -91,7 +80,7 @@ class FetchPlanner:
         return round(excess)
 
     def plan(self, index_requests: int, index_bytes: int) -> PrewarmPlan:
-        """Return all counts, with requests for metadata and indices, and their bytes."""
+        """Return all counts, with the requests for metadata and indices and their bytes."""
         objects = len(np.unique(self._coverage.spans[:, 0]))
         counts = self.samples, self._ahead, objects, self.bytes, self.cached_bytes, self._count
         return PrewarmPlan(*counts, index_requests, index_bytes, self.excess_bytes())

@@ -19,14 +19,9 @@ if TYPE_CHECKING:
 
     from energon_stream.cache.cached_store import CachedStore
 
-LEAST_BYTES = 1 << 20
-"""Size of the last fetches. Smaller ones would mostly wait for their first byte."""
-
-_OVERHEAD_BYTES = 64 << 10
-"""Disk space of a range beside its bytes, rather more than less."""
-
-_QUEUED = 8
-"""Fetches to queue for each one in flight: work while the next window is planned."""
+LEAST_BYTES = 1 << 20  # of the last fetches; smaller ones would mostly wait for their first byte
+_OVERHEAD_BYTES = 64 << 10  # disk space of a range beside its bytes, rather more than less
+_QUEUED = 8  # fetches to queue for each one in flight: work while the next window is planned
 
 
 @dataclass(slots=True)
@@ -53,18 +48,9 @@ def fill(
 ) -> Filled:
     """Fetch until the caches have everything, or none takes more. The next window is planned meanwhile.
 
-    Args:
-        windows: Fetches from stores with a cache.
-        caches: All caches of these stores.
-        fetcher: Runs the requests.
-        in_flight: Number of requests that it runs at a time.
-        held_bytes: Bytes that may be in memory, or on their way, at a time. More than those in flight,
-            because some are being written.
-        room: Returns the disk space that may be taken in a cache; None for any number.
-        on_bytes: Called with the number of bytes of each finished fetch.
-
-    Raises:
-        StorageError: A fetch failed. The caches keep what was fetched.
+    ``held_bytes`` may be in memory at a time: more than those in flight, because some are being written.
+    ``room`` returns the disk space that may be taken in a cache, None for any. ``on_bytes`` gets the size of
+    each finished fetch. Raises StorageError if one failed; the caches keep what was fetched.
     """
     # No fetch is larger, so this many fit in memory.
     memory = threading.Semaphore(max(1, held_bytes // REQUEST_BYTES))
@@ -161,10 +147,7 @@ class _Filling:
 
 
 def read_back(wanted: Iterable[PlannedFetch], on_bytes: Callable[[int], object]) -> tuple[int, int]:
-    """Read cached bytes, and return how many have the right hash and how many a wrong one.
-
-    Damaged blocks are removed from the cache.
-    """
+    """Read cached bytes; return how many had the right hash, and how many a wrong one and were removed."""
     verified = damaged = 0
     for each in wanted:
         store, start, stop = store_of(each), each.bytes.start, each.bytes.stop

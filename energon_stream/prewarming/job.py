@@ -15,11 +15,10 @@ from energon_stream.config.dataset_options import CacheOption, cache_layer
 from energon_stream.errors import ConfigError
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
-from energon_stream.prewarming.amount import Amount, StreamAmount, amounts_of_streams, node_ranks
+from energon_stream.prewarming.amount import Amount, StreamAmount, StreamSteps, amounts_of_streams, node_ranks
 from energon_stream.prewarming.fetch_planner import USUAL_BYTES, FetchPlanner, PlannedFetch
 from energon_stream.prewarming.fill import Filled, fill, read_back
 from energon_stream.prewarming.results import PrewarmResult
-from energon_stream.prewarming.stream_steps import StreamSteps
 from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.progress import Progress
 from energon_stream.storage import Store, StoreSpec, default_counters, run_isolated, shared_fetcher
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_DOUBT = 1.25
-"""A dataset that is this much larger than the cache, by an early estimate, certainly does not fit."""
+_DOUBT = 1.25  # by an early estimate, a dataset that is this much larger than the cache does not fit
 
 
 def prewarm(
@@ -60,10 +58,10 @@ def prewarm(
 ) -> PrewarmResult:
     """Fetch into a node's cache the bytes that training will read, in that order, before it does.
 
-    Training with the same arguments then makes no request for data until it has done these steps, whatever
-    its processes; metadata and indices included. Cached bytes are not fetched again, so an interrupted call
-    goes on where it stopped. Training and other calls may use the cache at the same time. If the cache is too
-    small, a warning says so, and prewarming ends when the cache is full.
+    Training with the same arguments then makes no request for data, metadata or indices until it has done
+    these steps, whatever its processes. Cached bytes are not fetched again, so an interrupted call goes on
+    where it stopped. Training and other calls may use the cache at the same time. If the cache is too small,
+    a warning says so, and prewarming ends when the cache is full.
 
     Args:
         path: The dataset or metadataset; see :func:`get_train_dataset`.
@@ -79,7 +77,7 @@ def prewarm(
             approximate number of samples that a step consumes.
         shuffle_buffer_size: As in training.
         max_samples_per_sequence: As in training.
-        prefetch_factor: As the loader's; default 2.
+        prefetch_factor: The loader's.
         verify: Read everything back afterwards, and compare hashes.
         dry_run: Fetch no samples; only find out what would be fetched. Metadata and indices are read, and
             kept in the cache if there is one.
@@ -211,10 +209,7 @@ class _Job:
     def _windows(
         self, planner: FetchPlanner, samples: int, progress: Progress
     ) -> Iterator[list[PlannedFetch]]:
-        """Yield the fetches for ``samples`` samples, and show the progress.
-
-        Log a warning as soon as it is clear that the caches cannot hold all bytes.
-        """
+        """Yield the fetches, show the progress, and warn once it is clear that the caches are too small."""
         told = False
         for window in planner.windows():
             factor = _factor(planner, samples)
@@ -252,20 +247,16 @@ class _Job:
         # Positions count steps of mean size, so each stream has as many whole ones of these.
         each, lanes = warm // (step_samples * len(amounts)) * step_samples, self.config.num_streams // world
         size = self.amount.step_samples
-        found = [
-            StreamSteps(size, lanes, stream // world, amount.ends).of(each)
-            for stream, amount in amounts.items()
-        ]
-        return min(steps, *found)
+        of_stream = (StreamSteps(size, lanes, stream // world, amounts[stream].ends) for stream in amounts)
+        return min(steps, *(found.of(each) for found in of_stream))
 
     def _open(self) -> ReaderDataset:
         """Open the dataset as training does, without workers."""
         config = replace(self.config, rank=self.ranks[0])
         cache = False if self.cache is None else self.cache
         dataset = open_reader_dataset(self.path, config, cache, self.training)
-        if not _caches(dataset) and (
-            self.cache is not None or all(is_local(spec.url) for spec in _specs(dataset))
-        ):
+        needs_cache = self.cache is not None or all(is_local(spec.url) for spec in _specs(dataset))
+        if needs_cache and not _caches(dataset):
             raise ConfigError(
                 "no part of the dataset is cached: local paths never are, nor datasets with `cache: false`",
                 where=str(self.path),
@@ -291,15 +282,9 @@ def open_reader_dataset(
 ) -> ReaderDataset:
     """Open the dataset at the bottom of a training pipeline, in this process.
 
-    Args:
-        path: The dataset or metadataset.
-        config: The job's configuration, as in training.
-        cache: As for :func:`get_train_dataset`.
-        training: Other arguments of :func:`get_train_dataset`. With ``packing``, a task encoder is not
-            needed: which samples a pack has does not depend on it.
-
-    Raises:
-        ConfigError: The task encoder composes several datasets itself.
+    ``training`` has other arguments of :func:`get_train_dataset`. With ``packing``, a task encoder is not
+    needed: which samples a pack has does not depend on it. Raises ConfigError if the task encoder composes
+    several datasets itself.
     """
     config = replace(config, num_workers=0, num_streams=config.num_streams)
     if training.get("packing") is not None:
@@ -321,13 +306,12 @@ def _factor(planner: FetchPlanner, samples: int) -> float:
 
 
 def _specs(dataset: ReaderDataset) -> list[StoreSpec]:
-    """Return the places of the samples."""
-    indices = [leaf.index for leaf in dataset.leaves]
-    members = [index.members if isinstance(index, JoinIndex) else (index,) for index in indices]
+    indices = (leaf.index for leaf in dataset.leaves)
+    members = (index.members if isinstance(index, JoinIndex) else (index,) for index in indices)
     return [member.spec for several in members for member in several]
 
 
 def _caches(dataset: ReaderDataset) -> set[BlockCache]:
-    """Return the caches through which samples are read; in a metadataset, a dataset may have its own."""
+    """Return the caches of the samples; in a metadataset, a dataset may have its own."""
     layers = [spec.through for spec in _specs(dataset) if not is_local(spec.url)]
     return {shared_cache(layer.config) for layer in layers if isinstance(layer, CacheLayer)}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Dollars, by the list prices of AWS S3 Standard in us-east-1 for reads from the same region.
+# Dollars: list prices of AWS S3 Standard in us-east-1, for reads from the same region.
 PRICE_PER_1000_GET = 0.0004
 PRICE_PER_GB = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PrewarmPlan:
-    """The bytes that training will read. If a cache fills up, the plan ends with the bytes looked at until
-    then.
+    """The bytes that training will read, up to the last that were looked at if a cache fills up.
 
     Attributes:
         samples: Samples of the steps.
@@ -57,8 +56,7 @@ class PrewarmPlan:
     def cost(
         self, *, price_per_1000_get: float = PRICE_PER_1000_GET, price_per_gb: float = PRICE_PER_GB
     ) -> float:
-        """Return the price of fetching the missing bytes, with requests for metadata and indices, without
-        listings.
+        """Return the price of the missing bytes, with requests for metadata and indices, without listings.
 
         Args:
             price_per_1000_get: Price of 1,000 GET requests; default 0.0004 dollars.

@@ -37,14 +37,11 @@ class Coverage:
 
     Bytes between two wanted ranges of an object count as wanted if they are at most ``max_gap``, because a
     reader that needs both ranges reads over the gap.
-
-    Attributes:
-        spans: All wanted ranges, by object and position.
     """
 
     def __init__(self, max_gap: int) -> None:
         self._max_gap = max_gap
-        self.spans: Int64Array = np.zeros((0, 3), dtype=np.int64)
+        self.spans: Int64Array = np.zeros((0, 3), dtype=np.int64)  # all, by object and position
 
     def add(self, wanted: Int64Array) -> Int64Array:
         """Add ranges; return the bytes that were not covered before, by object and position."""
@@ -73,16 +70,14 @@ def _without(islands: Int64Array, old: Int64Array) -> Int64Array:
 
 
 def _sorted(rows: Int64Array) -> Int64Array:
-    """Return rows in ascending order."""
     return rows[np.lexsort(rows.T[::-1])]
 
 
 def earliest(pieces: Int64Array, wanted: Int64Array) -> Int64Array:
-    """Return for each piece the smallest position of the wanted ranges that overlap it.
+    """Return for each piece the smallest position of the wanted ranges that overlap it; if none does, of all.
 
-    The rows of ``wanted`` are ``[n, 4]``: ranges with their positions.
-    ``pieces`` do not overlap each other, and are in the order of objects and bytes. A piece that no wanted
-    range overlaps gets the smallest position of all.
+    The rows of ``wanted`` are ``[n, 4]``: ranges with their positions. ``pieces`` do not overlap each other,
+    and are in the order of objects and bytes.
     """
     never = np.iinfo(np.int64).max
     found = np.full(len(pieces), never)

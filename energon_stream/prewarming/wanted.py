@@ -29,14 +29,9 @@ if TYPE_CHECKING:
     from energon_stream.read.read_plan import ReadPlan
     from energon_stream.storage import Fetcher, Store
 
-_INDEX_BYTES = 256 << 20
-"""Index entries to keep in memory, in bytes: all streams of a node are located side by side."""
-
-_WINDOW_BUDGETS = 8
-"""Bytes to plan together, over all streams, in byte budgets of a reader: a part of a pass at a time."""
-
-_CHUNKS_AHEAD = 8
-"""Chunks, over all streams, to load before they are needed, because each takes a round trip."""
+_INDEX_BYTES = 256 << 20  # of entries to keep in memory: all streams of a node are located side by side
+_WINDOW_BUDGETS = 8  # bytes to plan together, over all streams, in byte budgets of a reader
+_CHUNKS_AHEAD = 8  # chunks, over all streams, to load before they are needed, because each is a round trip
 
 _Row: TypeAlias = tuple[int, int, int, int]
 """Object, first byte, one past the last byte, and the number of samples before the range's own."""
@@ -52,7 +47,7 @@ class Wanted:
 
     @classmethod
     def of(cls, rows: Iterable[_Row], samples: int = 0, ahead: int = 0) -> Wanted:
-        """Return the ranges of some rows. Objects with negative numbers are left out."""
+        """Return the ranges of rows; objects with negative numbers are left out."""
         chosen = [row for row in rows if row[0] >= 0]
         return cls(np.array(chosen, dtype=np.int64).reshape(-1, 4), samples, ahead)
 
@@ -80,10 +75,7 @@ class _Walk:
 
 
 class WantedBytes:
-    """Finds the byte ranges of training steps.
-
-    These are all bytes that readers may request until the steps are done: with the batches that workers
-    prefetch and the samples that readers look ahead to, whichever processes the streams are in.
+    """Finds all bytes that readers may request until the steps are done, also for prefetched batches.
 
     Args:
         dataset: The dataset, opened in this process.
@@ -104,8 +96,7 @@ class WantedBytes:
     ) -> None:
         options = self._options = dataset.reader_options(1)
         self._locators = dataset.open_locators(OffsetCache(_INDEX_BYTES))
-        self._step = step_samples
-        self._chosen = chosen
+        self._step, self._chosen = step_samples, chosen
         self._limits = plan_limits(options, self._locators)
         self._ahead = max(1, _CHUNKS_AHEAD // max(1, len(amounts)))
         self._together = LOADING * options.chunk
@@ -126,15 +117,13 @@ class WantedBytes:
         self._places: list[tuple[Store, str]] = []
 
     def place(self, number: int) -> tuple[Store, str]:
-        """Return the store and path of an object."""
         return self._places[number]
 
     def windows(self) -> Iterator[Wanted]:
         """Yield the ranges, one window of each stream in turn."""
         for walk in self._walks:
             (walk.locating.begin if self._is_alone else walk.locating.take)(self._limits.opening_take)
-        # First the first samples of each stream, as soon as they are located; then more, so that requests
-        # are large.
+        # First the first samples of each stream, as soon as they are located; then large requests.
         for walk in self._walks:
             yield self._next(walk, 0)
             walk.locating.take_ahead(self._ahead, self._together)
@@ -171,7 +160,6 @@ class WantedBytes:
         return Wanted.of(rows, samples, walk.planned - before - samples)
 
     def _requested(self, walk: _Walk, plan: ReadPlan) -> Iterator[_Row]:
-        """Yield the byte ranges that a plan requests."""
         if isinstance(plan.samples, tuple):
             ((leaf, _, ranges),) = plan.samples
             for number, start, stop in ranges:

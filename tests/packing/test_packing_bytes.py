@@ -8,7 +8,7 @@ from packed import STREAMS, opened, taken, write
 
 from energon_stream import ReadOptions, compute_costs
 from energon_stream.index.entries import OffsetCache
-from energon_stream.prewarming.stream_steps import stream_steps
+from energon_stream.prewarming.amount import stream_steps
 from energon_stream.testing.s3server import S3Server
 
 GAP = 2048

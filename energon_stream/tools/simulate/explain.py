@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.cache import CachedStore
 from energon_stream.errors import ConfigError
 from energon_stream.index.entries import OffsetCache
+from energon_stream.prewarming.amount import StreamSteps, stream_steps
 from energon_stream.prewarming.job import open_reader_dataset
-from energon_stream.prewarming.stream_steps import StreamSteps, stream_steps
 from energon_stream.read.locating import Locating, iterate_plans
 from energon_stream.read.read_options import LOADING
 from energon_stream.read.read_plan import LargeSample, ReadPlan, Reason, Request

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_stream.errors import ConfigError
+from energon_stream.prewarming.amount import stream_steps
 from energon_stream.prewarming.job import open_reader_dataset
-from energon_stream.prewarming.stream_steps import stream_steps
 from energon_stream.tools.simulate.explain import explain_dataset
 from energon_stream.worker import WorkerConfig
 
