@@ -176,7 +176,7 @@ class FaultList(Generic[AnyFault]):
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What happens to one answer."""
+    """The faults and the speed of one answer."""
 
     kind: str = ""  # of the fault; empty for none
     seconds: float = 0.0  # length of a stall or trickle

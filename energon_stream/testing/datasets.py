@@ -98,8 +98,8 @@ def captioning_dataset(
     """Write image and caption pairs: sample ``i`` is an image of one colour, captioned ``caption i``.
 
     ``size`` is the width and height of the images, ``image_format`` ``JPEG`` (part ``jpg``) or ``PNG``
-    (part ``png``). ``with_json`` adds a part ``json`` with ``index`` and ``caption``. The others are those of
-    :func:`write_shards`.
+    (part ``png``). ``with_json`` adds a part ``json`` with ``index`` and ``caption``. :func:`write_shards`
+    explains the others.
     """
     from PIL import Image
 

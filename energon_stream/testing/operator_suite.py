@@ -92,7 +92,7 @@ def run_steps(
 ) -> list[Step]:
     """Run a dataset's streams for some steps, which are elements and ends of passes.
 
-    ``states`` of the streams and their ``rotation`` are those to go on from; None for the start.
+    To go on from there, give the ``states`` of the streams and their ``rotation``; None for the start.
 
     Example:
         >>> from energon_stream.testing.operator_suite import NumbersDataset, run_steps

@@ -109,7 +109,7 @@ class S3Control:
         return [LogEntry(*entry) for entry in self._control("log")]
 
     def create_bucket(self, bucket: str) -> None:
-        """Make a bucket if there is none of this name."""
+        """Make a bucket, unless it exists."""
         self._request("PUT", f"/{bucket}")
 
     def put(self, url: str, data: bytes | bytearray) -> None:
