@@ -158,11 +158,11 @@ def _amounts_of_packs(
             own += [before + end for end in window.streams[stream].ends]
         dealt += window.count
     wanted = wanted or {stream: len(own) for stream, own in ends.items()}
-    counts = {stream: (wanted[stream], wanted[stream] + ahead) for stream in ends}
-    return {
-        stream: StreamAmount(*(samples_of_packs(own, count) for count in counts[stream]), own)
-        for stream, own in ends.items()
-    }
+    found = {}
+    for stream, own in ends.items():
+        count = wanted[stream]
+        found[stream] = StreamAmount(samples_of_packs(own, count), samples_of_packs(own, count + ahead), own)
+    return found
 
 
 def _pass_length(dataset: ReaderDataset, streams: int, stream: int) -> int:
