@@ -31,16 +31,12 @@ _HINTS = {
 class PartFrom:
     """A part, and the columns that it is made of.
 
-    Attributes:
-        part: Name of the part; ``auto`` for the extension of each value.
-        columns: Columns, or dotted paths into them.
-        how: ``value``: of the one column. ``object``: a JSON object of the columns. ``template``: a text.
-            ``file``: the file that the column has the path of.
-        template: The text, with columns in braces.
+    It is the value of a column, a JSON object of columns, a text with columns in braces, or the file that a
+    column has the path of.
     """
 
-    part: str
-    columns: tuple[str, ...]
+    part: str  # ``auto`` for the extension of each value
+    columns: tuple[str, ...]  # or dotted paths into them
     how: Literal["value", "object", "template", "file"] = "value"
     template: str = ""
 
@@ -52,15 +48,10 @@ class PartFrom:
 
 @dataclass(frozen=True, slots=True)
 class ColumnMap:
-    """Parts by column.
+    """Parts by column."""
 
-    Attributes:
-        parts: How each part is made; None if columns are parts already, by name.
-        key: Template or column of the key; empty for the row's number.
-    """
-
-    parts: tuple[PartFrom, ...] | None
-    key: str = ""
+    parts: tuple[PartFrom, ...] | None  # None if columns are parts already, by name
+    key: str = ""  # template or column of the key; empty for the row's number
 
     @property
     def needed(self) -> frozenset[str] | None:
@@ -71,16 +62,9 @@ class ColumnMap:
         return frozenset(names | {name.partition(".")[0] for name in names} | {KEY})
 
     def sample(self, row: Row, where: str, number: str, read: Read) -> dict[str, Any]:
-        """Return a sample.
+        """Return the sample of a row. Its key is ``number`` if it has no other.
 
-        Args:
-            row: The values.
-            where: Name of the row, for messages.
-            number: Key of a row that has no other.
-            read: Reads a file that the row names.
-
-        Raises:
-            ColumnError: A column is missing, or its value does not fit.
+        Raises ColumnError if a column is missing, or its value does not fit.
         """
         sample: dict[str, Any] = {KEY: self._key(row, where, number)}
         if self.parts is None:
@@ -142,11 +126,10 @@ class ColumnMap:
             if isinstance(error, ColumnError):
                 raise
             columns = ", ".join(f"{column!r:.80}" for column in part.columns)
+            hint = next((hint for kind, hint in _HINTS.items() if isinstance(value, kind)), None)
             raise ColumnError(
                 f"{where}: the column {columns} does not fit the part {name!r:.80}: {error}",
-                hint=next((hint for kind, hint in _HINTS.items() if isinstance(value, kind)), None)
-                if not isinstance(error, ConfigError)
-                else error.hint,
+                hint=error.hint if isinstance(error, ConfigError) else hint,
             ) from error
 
 

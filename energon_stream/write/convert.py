@@ -19,16 +19,16 @@ from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import Store, StoreSpec
 from energon_stream.write.convert_part import ConvertJob, ConvertPart, PartDone, convert_part
-from energon_stream.write.convert_plan import MAX_SIZE, ConvertPlan, key_starts, plan_conversion
+from energon_stream.write.convert_plan import ConvertPlan, key_starts, plan_conversion
 from energon_stream.write.finish import finish_dataset
 from energon_stream.write.guess import guess_dataset_yaml
+from energon_stream.write.tar_shard import MAX_SIZE
 
 if TYPE_CHECKING:
     from energon_stream.engine.shares import Part
     from energon_stream.engine.tasks import TaskEngine
 
-CONVERSION = f"{META_FOLDER}/convert.json"
-"""Says what a dataset was converted from, and marks a conversion under way as such."""
+CONVERSION = f"{META_FOLDER}/convert.json"  # what a dataset was converted from, or is being converted from
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,10 @@ def convert_dataset(
 ) -> ConvertReport | None:
     """Write a dataset of another format as a new dataset: tars with their indices, and the metadata.
 
-    The source is read once, in sections, by several processes, with flat memory. The tars have the same
-    bytes for any number of processes. The dataset is visible when it is complete. If the process ends
-    early, convert again with the same arguments: complete tars stay, and each process reads at most what
-    one tar holds again. There is one sample for each row of the source, in its order.
+    There is one sample for each row of the source, in its order. Several processes read the source once, in
+    sections, with flat memory; the tars have the same bytes for any number of processes. The dataset is
+    visible when it is complete. If the process ends early, convert again with the same arguments: complete
+    tars stay, and each process reads at most what one tar holds again.
 
     Args:
         source: Folder, file or URL; or ``hf://datasets/OWNER/NAME`` for a dataset on Hugging Face's hub.
@@ -207,7 +207,7 @@ def convert_dataset(
 
 
 def _begin(store: Store, plan: ConvertPlan, signature: str) -> bool:
-    """Mark the destination as this conversion's. Returns True if the conversion is complete already.
+    """Mark the destination as this conversion's; return whether it is complete already.
 
     Raises ConfigError if the destination has anything else.
     """

@@ -107,7 +107,7 @@ def _write(job: ConvertJob, part: ConvertPart, writer: ShardWriter) -> int:
 def _check(job: ConvertJob, part: ConvertPart, store: Store, records: list[ShardRecord]) -> int:
     """Compare the samples in the store with the checksums of what was written; return their number.
 
-    A mark says that this was done, so that another run does not read the tars again.
+    A mark keeps another run from reading the tars again.
     """
     mark = f"{WRITING}/{part.number:05d}.checked"
     if not job.check or any(entry.path == mark for entry in store.list(META_FOLDER)):

@@ -18,36 +18,25 @@ from energon_stream.write.guess import guess_columns
 from energon_stream.write.sources.detect import open_source
 from energon_stream.write.sources.folder import FolderSource
 from energon_stream.write.sources.text import TextSource
-from energon_stream.write.tar_shard import SampleEncoder
+from energon_stream.write.tar_shard import MAX_SIZE, SampleEncoder
 
 if TYPE_CHECKING:
     from energon_stream.write.sources.source import Row, Section, Source
 
-MAX_SIZE = 1_000_000_000
 PREVIEW_ROWS = 8
-_FILL = 0.9
-"""Share of a tar that a part should fill, by estimate, so that few parts end with a tiny second tar."""
+_FILL = 0.9  # share of a tar that a part should fill, by estimate, so that few have a tiny second tar
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertPlan:
-    """The work of a conversion. It depends on source and options alone, not on the number of processes.
-
-    Attributes:
-        source: The source.
-        columns: What becomes of its columns.
-        sections: All sections, in order.
-        parts: First section of each part of the new dataset, and the number of all sections.
-        preview: The first samples: the key as ``__key__``, and bytes by part.
-        left_out: Columns that the first rows have, and that become no part.
-    """
+    """The work of a conversion. It depends on source and options alone, not on the number of processes."""
 
     source: Source
     columns: ColumnMap
     sections: tuple[Section, ...]
-    parts: tuple[int, ...]
-    preview: tuple[dict[str, Any], ...]
-    left_out: tuple[str, ...]
+    parts: tuple[int, ...]  # first section of each part of the new dataset, and the number of all sections
+    preview: tuple[dict[str, Any], ...]  # the first samples
+    left_out: tuple[str, ...]  # columns that the first rows have, and that become no part
 
     @property
     def rows(self) -> int | None:
@@ -114,7 +103,7 @@ def plan_conversion(
 
 
 def key_starts(sections: Sequence[Section]) -> list[tuple[str, int]]:
-    """Return, for each section, two arguments of :func:`row_key`.
+    """Return two arguments of :func:`row_key` for each section.
 
     Rows are numbered in the source, or in each section if some section does not know how many it has.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError
@@ -13,8 +12,7 @@ from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.publish import MetadataOptions, NewFiles, publish
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import StoreSpec
-from energon_stream.storage.in_order import ordered_map
-from energon_stream.write.journal import WRITING, load_part, load_shard, part_files
+from energon_stream.write.journal import WRITING, load_part, load_shards, part_files
 
 if TYPE_CHECKING:
     import os
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 
 CRUDE: Mapping[str, Any] = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 """Content of ``dataset.yaml`` for samples that are used as they are."""
-
-_READERS = 16
 
 
 def publish_written(
@@ -53,13 +49,13 @@ def publish_shards(
     exclude: Sequence[str] = (),
     tmp_path: str | os.PathLike[str] | None = None,
 ) -> dict[str, int]:
-    """Build the index from the records of shards, and publish the dataset; see :func:`publish_written`.
+    """Build the index from the records of shards, publish the dataset, and return its samples by shard.
 
-    Without ``split``, the options say how the shards are split. Returns the number of samples by shard path.
-    Raises DuplicateKeyError if two samples have the same key.
+    Without ``split``, the options say how the shards are split. Raises DuplicateKeyError if two samples have
+    the same key.
     """
     with temporary_folder(tmp_path) as folder, IndexBuilder(folder, checksums=True) as builder:
-        for record in ordered_map(partial(load_shard, store), shards, _READERS):
+        for record in load_shards(store, shards):
             builder.add(record)
         split = options.split(builder.counts) if split is None else split
         publish_written(store, builder, options, split, exclude)
@@ -77,7 +73,7 @@ def finish_dataset(
 ) -> dict[str, int]:
     """Publish a dataset that several writers have written, when all of them are done.
 
-    The index is made from the records that the writers left; no tar is read. Finishing twice does no harm.
+    The index is made from the records that the writers left; no tar is read. A second call does nothing.
 
     Args:
         url_or_path: The folder or URL that the writers were given.

@@ -27,14 +27,9 @@ def guess_columns(
     """Return a map for the first rows of a source.
 
     Files, images and arrays become parts of their own, one text is ``txt``, one label is ``cls``, and all
-    other columns are an object in ``json``.
-
-    Args:
-        rows: The first rows.
-        hints: Part by column, as far as the source says it.
-        has_paths: Whether texts may be paths of files.
-        files: Columns that are paths of files.
-        key: Column or template of the key; None for the row's number.
+    other columns are an object in ``json``. ``hints`` are parts by column that the source knows.
+    ``has_paths`` says whether texts may be paths of files; ``files`` and ``key`` are as for
+    :func:`~energon_stream.write.columns.parse_columns`.
 
     Example:
         >>> row = {"image": b"\\xff\\xd8\\xff", "caption": "a dog", "width": 3, "height": 4}
@@ -47,7 +42,8 @@ def guess_columns(
     for name in names:
         values = [row[name] for row in rows if row.get(name) is not None]
         kinds = {hints[name]} if name in hints else {value_extension(value) for value in values}
-        is_path = name in files or (has_paths and bool(values) and all(map(_is_path, values)))
+        are_paths = bool(values) and all(isinstance(value, str) and is_file_path(value) for value in values)
+        is_path = name in files or (has_paths and are_paths)
         if is_path:
             kinds = {extension(str(value)) or AUTO for value in values}
         if kinds and None not in kinds:
@@ -63,10 +59,6 @@ def guess_columns(
     if rest:
         parts.append(PartFrom("json", tuple(rest), "object"))
     return ColumnMap(tuple(_unique(parts)), key or "")
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and is_file_path(value)
 
 
 def _text(rest: list[str], rows: Sequence[Row], label: str | None) -> str | None:

@@ -8,18 +8,21 @@ is read again.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.info_files import META_FOLDER
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
+from energon_stream.storage.in_order import ordered_map
 
 if TYPE_CHECKING:
     from energon_stream.storage import Store
 
 WRITING = f"{META_FOLDER}/writing"
+_READERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,7 @@ def save_part(store: Store, arguments: PartArguments, *, is_complete: bool) -> N
 def load_part(store: Store, path: str) -> tuple[PartArguments, bool]:
     """Return a part's arguments, and whether all of its samples are written.
 
-    Raises:
-        MetadataError: The file is damaged, or of another version.
+    Raises MetadataError if the file is damaged, or of another version.
     """
     try:
         found = json.loads(bytes(store.get(path).data))
@@ -93,16 +95,17 @@ def _check_same(store: Store, known: PartArguments, given: PartArguments) -> Non
 
 
 def load_shard(store: Store, shard: str) -> ShardRecord:
-    """Read the record of a shard.
-
-    Raises:
-        MetadataError: The record is damaged.
-    """
+    """Read the record of a shard. Raises MetadataError if it is damaged."""
     records = ShardRecords(store, WRITING)
     record = records.load(shard)
     if record is None or len(record.scan.keys) != len(record.digests):
         raise _damaged(store, records.path(shard))
     return record
+
+
+def load_shards(store: Store, shards: Sequence[str]) -> Iterator[ShardRecord]:
+    """Read the records of shards, several at a time."""
+    return ordered_map(partial(load_shard, store), shards, _READERS)
 
 
 def part_files(paths: Iterable[str]) -> list[str]:

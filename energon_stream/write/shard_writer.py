@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,25 +19,22 @@ from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.storage import StoreSpec
-from energon_stream.storage.in_order import ordered_map
 from energon_stream.storage.local import named_errors
 from energon_stream.urls import local_path
 from energon_stream.write.finish import CRUDE, publish_written
 from energon_stream.write.journal import (
     WRITING,
     PartArguments,
-    load_shard,
+    load_shards,
     part_files,
     resume_part,
     save_part,
 )
-from energon_stream.write.tar_shard import SampleEncoder, TarShard
+from energon_stream.write.tar_shard import MAX_SIZE, SampleEncoder, TarShard
 
 if TYPE_CHECKING:
     from energon_stream.storage import Store
 
-_MAX_SIZE = 1_000_000_000
-_READERS = 16
 _TEMPORARY = ".energon-tmp"
 
 
@@ -94,7 +90,7 @@ class ShardWriter:
         self,
         url_or_path: str | os.PathLike[str],
         *,
-        max_size: int = _MAX_SIZE,
+        max_size: int = MAX_SIZE,
         max_count: int | None = None,
         name: str = "data",
         part: int = 0,
@@ -226,25 +222,21 @@ class ShardWriter:
                 path.unlink(missing_ok=True)  # of a writer that was killed
         return folder
 
-    def _slot(self, folder: str, shard: int) -> str:
-        """Return the local path of a shard under way; the one before it may be waiting for its upload.
-
-        No other writer has it, not even one of this part that should have ended.
-        """
-        return os.path.join(folder, f"{self._arguments.part:05d}-{self._unique}-{shard % 2}{_TEMPORARY}")
-
     def _go_on(self, existing: set[str]) -> int:
         """Take over the complete shards of an earlier writer; return the number of their samples."""
         records, shards = ShardRecords(self._store, WRITING, existing), list[str]()
         while records.has(shard := self._arguments.shard(len(shards))):
             shards.append(shard)
-        for record in ordered_map(partial(load_shard, self._store), shards, _READERS):
+        for record in load_shards(self._store, shards):
             self._builder.add(record)
         return sum(self._builder.counts.values())
 
     def _begin_shard(self) -> TarShard:
         number = len(self._builder.counts)
-        return TarShard(self._arguments.shard(number), self._slot(self._folder, number))
+        # The shard before may be waiting for its upload. No other writer has the name, not even one of this
+        # part that should have ended.
+        name = f"{self._arguments.part:05d}-{self._unique}-{number % 2}{_TEMPORARY}"
+        return TarShard(self._arguments.shard(number), os.path.join(self._folder, name))
 
     def _end_shard(self, shard: TarShard) -> None:
         try:
@@ -270,10 +262,7 @@ class ShardWriter:
 
 
 def put_shard(store: Store, local: str, record: ShardRecord, *, move: bool = True) -> None:
-    """Write a tar from a local file, its index and its record, in this order.
-
-    With ``move``, the file is moved to a local store, not copied.
-    """
+    """Write a tar from a local file, which ``move`` moves to a local store, its index and then its record."""
     scan = record.scan
     store.put_file(scan.path, local, move=move and store.is_local)
     store.put(index_path(scan.path), encode_offsets(scan.offsets))

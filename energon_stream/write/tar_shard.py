@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tarfile
 import zlib
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from energon_stream.tar.format import TAR_RECORD, split_name
 from energon_stream.tar.scan import ShardScan
 from energon_stream.write.values import encode_part
 
+MAX_SIZE = 1_000_000_000  # bytes of a tar, by default
 _MOST_NAME = 100  # bytes; a longer name is in a PAX header
 _MOST_SIZE = 8**11 - 1
 _JOINED = 1 << 18  # a smaller sample is joined before it is written, which costs less than many calls
@@ -28,21 +30,16 @@ _PADDING = [bytes(-size % TAR_RECORD) for size in range(TAR_RECORD)]
 
 
 class Encoded:
-    """A sample as it will be in a tar.
-
-    Attributes:
-        key: Sample key.
-        pieces: Headers, payloads and padding, in order.
-        parts: Name, first byte and size of each payload, relative to the sample.
-        size: Bytes of all pieces.
-    """
+    """A sample as it will be in a tar."""
 
     __slots__ = ("key", "parts", "pieces", "size")
 
     def __init__(self, key: str, contents: list[tuple[str, bytes | memoryview]]) -> None:
         self.key: str = key
-        self.pieces: list[bytes | memoryview] = []
-        self.parts: list[tuple[str, int, int]] = []
+        self.pieces: list[bytes | memoryview] = []  # headers, payloads and padding, in order
+        self.parts: list[
+            tuple[str, int, int]
+        ] = []  # name, first byte in the sample, and size of each payload
         position = 0
         for name, content in contents:
             header, length = _header(f"{key}.{name}", len(content)), len(content)
@@ -62,9 +59,8 @@ class SampleEncoder:
     def encode(self, sample: Mapping[str, Any]) -> Encoded:
         """Return a sample's members. Keys that begin with ``__`` are no parts.
 
-        Raises:
-            SampleError: The sample has no key or no parts, a name cannot be that of a member, or a value does
-                not fit its part.
+        Raises SampleError if the sample has no key or no parts, a name cannot be that of a member, or a value
+        does not fit its part.
         """
         key = sample.get("__key__")
         if not isinstance(key, str):
@@ -89,30 +85,19 @@ class SampleEncoder:
 
 
 class TarShard:
-    """A tar under way in a local file, and what an index must know of it.
-
-    Attributes:
-        scan: The samples, as :func:`~energon_stream.tar.scan.scan_shard` would find them.
-        digests: Checksum of each sample.
-        size: Bytes so far, without the end mark.
-    """
+    """A tar under way in a local file, and what an index must know of it."""
 
     def __init__(self, path: str, local_path: str) -> None:
-        self.scan: ShardScan = ShardScan(path)
-        self.digests: list[int] = []
+        self.scan: ShardScan = ShardScan(path)  # the samples, as ``scan_shard`` would find them
+        self.digests: list[int] = []  # checksum of each sample
         self.local_path = local_path
-        self.size = 0
+        self.size = 0  # bytes so far, without the end mark
         self._keys: set[str] = set()
         with named_errors(local_path):
             self._file = open(local_path, "wb", buffering=_BUFFER)  # noqa: SIM115 - closed by close()
 
     def add(self, sample: Encoded) -> None:
-        """Append a sample.
-
-        Raises:
-            DuplicateKeyError: The tar has a sample of that key.
-            StorageError: The disk is full, or fails.
-        """
+        """Append a sample. Raises DuplicateKeyError if its key is there, StorageError if the disk fails."""
         scan = self.scan
         if sample.key in self._keys:
             raise DuplicateKeyError(
@@ -139,17 +124,15 @@ class TarShard:
         self.size += sample.size
 
     def close(self) -> None:
-        """Write the end mark. Raises StorageError if the disk is full, or fails."""
+        """Write the end mark. Raises StorageError if the disk fails."""
         self.scan.offsets.append(self.size)
         with named_errors(self.local_path), self._file:
             self._file.write(_END)
 
     def drop(self) -> None:
         """Close the file of a tar that will not be used."""
-        try:
+        with contextlib.suppress(OSError):  # the disk is full: what was buffered is lost, as it may be
             self._file.close()
-        except OSError:  # the disk is full: what was buffered is lost, which is what the caller wants
-            return
 
 
 def _header(name: str, size: int) -> bytes:

@@ -19,22 +19,10 @@ AUTO = "auto"
 """Part of a column whose extension is found out for each value."""
 
 IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif"})
-_MEDIA = IMAGES | {
-    "mp4",
-    "avi",
-    "mov",
-    "webm",
-    "mkv",
-    "mp3",
-    "wav",
-    "flac",
-    "ogg",
-    "opus",
-    "m4a",
-    "aac",
-    "pdf",
-}
-_OTHER_FILES = frozenset({"txt", "json", "npy", "npz", "pt", "html", "xml", "svg"})
+_VIDEOS = frozenset({"mp4", "avi", "mov", "webm", "mkv"})
+_SOUNDS = frozenset({"mp3", "wav", "flac", "ogg", "opus", "m4a", "aac"})
+_DOCUMENTS = frozenset({"pdf", "txt", "json", "npy", "npz", "pt", "html", "xml", "svg"})
+_FILES = IMAGES | _VIDEOS | _SOUNDS | _DOCUMENTS
 _STRUCT = frozenset({"bytes", "path"})
 _MAGIC = (
     (b"\xff\xd8\xff", 0, "jpg"),
@@ -75,8 +63,7 @@ def is_file_path(text: str) -> bool:
         >>> is_file_path("images/0001.JPG"), is_file_path("A dog. It runs"), is_file_path("see the e.jpg")
         (True, False, False)
     """
-    kind = extension(text)
-    return kind in _MEDIA | _OTHER_FILES and len(text) < 1024 and not any(sign.isspace() for sign in text)
+    return extension(text) in _FILES and len(text) < 1024 and not any(sign.isspace() for sign in text)
 
 
 def find_extension(data: bytes) -> str:
@@ -110,10 +97,8 @@ def value_extension(value: Any) -> str | None:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return find_extension(bytes(value[:16]))
     if is_struct(value):
-        if value["bytes"] is not None:
-            found = find_extension(value["bytes"])
-            return extension(value.get("path") or "") or found if found == "bin" else found
-        return extension(value.get("path") or "") or "bin"
+        found = "bin" if value["bytes"] is None else find_extension(value["bytes"])
+        return extension(value.get("path") or "") or found if found == "bin" else found
     if is_image(value):
         return "jpg" if getattr(value, "format", None) == "JPEG" else "png"
     if is_array(value):
@@ -126,9 +111,8 @@ def value_extension(value: Any) -> str | None:
 def parts_of_value(part: str, value: Any, read: Read) -> Iterator[tuple[str, bytes]]:
     """Yield the parts that a value becomes: none for None, numbered ones for a list of files or images.
 
-    Raises:
-        TypeError: The part cannot hold the value.
-        ValueError: Its text is not a number where one is needed, or not Unicode.
+    Raises TypeError if the part cannot hold the value, and ValueError if its text is not a number where one
+    is needed, or not Unicode.
     """
     if value is None or (is_struct(value) and value["bytes"] is None and not value.get("path")):
         return
@@ -193,10 +177,7 @@ def encode_part(name: str, value: Any) -> bytes | memoryview:
 
     Bytes are taken as they are. The extension, which is what follows the last dot of the part's name, decides
     on other values: ``json`` takes what JSON can hold, ``txt`` and other texts take a ``str`` or a number,
-    ``cls`` and other numbers an ``int``, ``npy`` an array.
-
-    Raises:
-        TypeError: The part cannot hold the value.
+    ``cls`` and other numbers an ``int``, ``npy`` an array. Raises TypeError if the part cannot hold it.
 
     Example:
         >>> encode_part("json", {"width": 3}), encode_part("txt", "naïve"), encode_part("cls", 7)

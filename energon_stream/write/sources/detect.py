@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from energon_stream.storage import Store, StoreSpec
     from energon_stream.write.sources.source import Source
 
+# Classes of sources by the name of their format.
 KINDS: Mapping[str, type[Source]] = {
     "mds": mds.MdsSource,
     "litdata": litdata.LitDataSource,
@@ -22,20 +23,13 @@ KINDS: Mapping[str, type[Source]] = {
     "csv": text.TextSource,
     "jsonl": text.TextSource,
 }
-"""Classes of sources by the name of their format."""
 
 
 def open_source(spec: StoreSpec, kind: str | None = None, **options: Any) -> Source:
-    """Return a source.
+    """Return the source that a folder or file is, or a name on Hugging Face's hub.
 
-    Args:
-        spec: Its folder or file, or the name of a dataset on Hugging Face's hub.
-        kind: One of :data:`KINDS`; None to find out by the suffix, or by the files in the folder.
-        options: Attributes of :class:`Source`.
-
-    Raises:
-        ConfigError: There is no such format.
-        SourceError: The folder is of no known format.
+    The kind is one of :data:`KINDS`; None to find out by the suffix, or by the files in the folder. The
+    options are fields of :class:`Source`. Raises ConfigError if there is no such format.
     """
     kind = kind or find_kind(spec)
     if kind not in KINDS:

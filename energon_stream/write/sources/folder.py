@@ -45,9 +45,8 @@ class _FileGroup(NamedTuple):
 class FolderSource(Source):
     """All files below a folder, sorted by key.
 
-    Attributes:
-        classes: Whether the folders are the samples' classes. None: if each sample is one file, and all are
-            in two or more folders beside each other.
+    ``classes`` says whether the folders are the samples' classes. None: if each sample is one file, and all
+    are in two or more folders beside each other.
     """
 
     kind: ClassVar[str] = "folder"
@@ -100,12 +99,11 @@ def _are_classes(samples: list[_FileGroup]) -> bool:
 
 
 def _with_classes(samples: list[_FileGroup]) -> list[_FileGroup]:
-    names = sorted({posixpath.dirname(sample.key) for sample in samples})
-    numbers = {name: number for number, name in enumerate(names)}
+    folders = [posixpath.dirname(sample.key) for sample in samples]
+    numbers = {name: number for number, name in enumerate(sorted({*folders}))}
     return [
         sample._replace(number=numbers[name], class_name=posixpath.basename(name))
-        for sample in samples
-        for name in [posixpath.dirname(sample.key)]
+        for sample, name in zip(samples, folders, strict=True)
     ]
 
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from energon_stream.storage import ListEntry, Store
 
 _BUFFER = 4 << 20
-BATCH_ROWS = 16
-"""Rows that are taken from Arrow at a time: media are large."""
+BATCH_ROWS = 16  # that are taken from Arrow at a time: media are large
 SUFFIXES = (".parquet", ".parq")
 
 

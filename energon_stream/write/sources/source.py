@@ -35,23 +35,14 @@ KEY = "__key__"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Rows that are read together: a shard, a chunk, a row group, a run of files or lines. Picklable.
+    """Rows that are read together: a shard, a chunk, a row group, a run of files or lines. Picklable."""
 
-    Attributes:
-        name: The file, for messages.
-        rows: Number of rows; None if that shows on reading.
-        size: Bytes of the rows, about; 0 if unknown.
-        version: Changes when the content changes; empty if unknown.
-        first_row: Number of the first row in the file.
-        place: What the source needs to read the section.
-    """
-
-    name: str
-    rows: int | None
-    size: int
-    version: str
-    first_row: int = 0
-    place: Any = field(default=None, repr=False)
+    name: str  # the file, for messages
+    rows: int | None  # None if their number shows on reading
+    size: int  # bytes of the rows, about; 0 if unknown
+    version: str  # changes when the content changes; empty if unknown
+    first_row: int = 0  # its number in the file
+    place: Any = field(default=None, repr=False)  # what the source needs to read the section
 
     def row_name(self, row: int) -> str:
         """Return the name of a row of this section, for messages; rows count from 0."""
@@ -60,46 +51,25 @@ class Section:
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A dataset of another format. A picklable value: it holds no open files.
-
-    Attributes:
-        spec: Its folder or file.
-        files: Folder that paths in rows are relative to; None for the source's own folder.
-        split: Part of the dataset to read, where it has several; None if it has one.
-        config: Configuration of the dataset, where it has several; None for the only one.
-        trust: Whether pickles may be loaded, which can run any code.
-        tmp_path: Local folder for copies of remote files; None for the system's.
-    """
+    """A dataset of another format. A picklable value: it holds no open files."""
 
     kind: ClassVar[str]
-    spec: StoreSpec
-    files: StoreSpec | None = None
-    split: str | None = None
-    config: str | None = None
-    trust: bool = False
-    tmp_path: str | None = None
+    spec: StoreSpec  # its folder or file
+    files: StoreSpec | None = None  # folder that paths in rows are relative to; None for the source's own
+    split: str | None = None  # part to read, where the dataset has several
+    config: str | None = None  # configuration to read, where the dataset has several
+    trust: bool = False  # whether pickles may be loaded, which can run any code
+    tmp_path: str | None = None  # local folder for copies of remote files; None for the system's
 
     @abstractmethod
     def sections(self) -> list[Section]:
-        """List the sections, in order.
-
-        Raises:
-            SourceError: The dataset is damaged, or not of this format.
-            StorageError: The store does not deliver.
-        """
+        """List the sections, in order. Raises SourceError if the dataset is damaged or of another format."""
 
     @abstractmethod
     def rows(self, section: Section, first: int, columns: Collection[str] | None) -> Iterator[Row]:
-        """Yield the rows of a section.
+        """Yield the rows of a section but the ``first``, with the columns that are needed, at least.
 
-        Args:
-            section: One that :meth:`sections` returned.
-            first: Number of rows to leave out.
-            columns: Columns that are needed, where leaving out others saves time; None for all.
-
-        Raises:
-            SourceError: The section is damaged.
-            ObjectChangedError: It is not the version that was listed.
+        Raises SourceError if it is damaged, and ObjectChangedError if it is not the version that was listed.
         """
 
     def hints(self) -> Mapping[str, str]:
@@ -107,10 +77,7 @@ class Source(ABC):
         return {}
 
     def read_file(self, path: str) -> bytes:
-        """Read a file that a row names.
-
-        Raises ConfigError if the path leaves the folder of the files.
-        """
+        """Read a file that a row names. Raises ConfigError if the path leaves the folder of the files."""
         folder = self.files or self._folder()
         relative = _below(folder.url, path)
         return bytes(open_once(folder).get(relative).data)
@@ -175,9 +142,7 @@ def _below(folder: str, path: str) -> str:
 def unchanged(spec: StoreSpec, section: Section) -> Iterator[Store]:
     """Yield the store of a section that is an object, and name the errors of its format's package.
 
-    Raises:
-        SourceError: The package cannot read the section.
-        ObjectChangedError: Before or after, the object is not the version that was listed.
+    Raises ObjectChangedError if the object, before or after, is not the version that was listed.
     """
     store = open_once(spec)
     where = f"{store.url}/{section.name}"

@@ -28,7 +28,7 @@ class Cut(NamedTuple):
 
     start: int
     stop: int
-    rows: int  # number of records that are not blank
+    rows: int  # records that are not blank
     first_row: int
 
 
