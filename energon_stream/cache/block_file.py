@@ -1,8 +1,4 @@
-"""One block on disk: a file with data, and after the data the records of the ranges that it holds.
-
-Data is written before its records, and a record contains the hash of its data. So whatever a killed writer
-left behind is never read.
-"""
+"""One block on disk: a file with data, and then, written later, the records of the ranges that it holds."""
 
 from __future__ import annotations
 

@@ -66,9 +66,8 @@ class Versions:
     """Versions of a store's objects, from a listing of everything below the store's root.
 
     Without a listing, cached bytes of an object could be used only after a request to it had returned its
-    version. A listing costs one request for 1,000 objects. It is kept in the cache's folder: one process
-    makes it, and the others, and workers that start later, read it. Each run makes its own: listings from
-    before ``since`` are not used.
+    version. A listing costs one request for 1,000 objects. It is kept in the cache's folder, for all
+    processes of a run: listings from before ``since`` are not used.
 
     A kept file is msgpack of ``{"listed": seconds since the epoch, "objects": {path: [etag, size]}}``.
     """

@@ -1,15 +1,4 @@
-"""The folders of a cache: their layout, and how files appear and vanish.
-
-::
-
-    <directory>/v1/usage                                        the ledger
-    <directory>/v1/data/<root URL>/root.json, bytes             a dataset, and the bytes counted for it
-    <directory>/v1/data/<root URL>/<path>-<version>/object.json an object
-    <directory>/v1/data/<root URL>/<path>-<version>/<n>.<size>  block number n of the object
-
-Names in angle brackets are hashes. Another layout would be another folder beside ``v1``. The
-ledger does not count the other folders in ``v1``; see :mod:`energon_stream.cache.kept_files`.
-"""
+"""The folders of a cache, which ``docs/concepts/cache.md`` draws: how files appear and vanish."""
 
 from __future__ import annotations
 

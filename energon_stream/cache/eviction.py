@@ -1,9 +1,8 @@
 """Eviction: lists the blocks on disk, lets a policy choose, and removes what it chose.
 
 The policies are pure functions, used by the cache and by its simulation. Training reads each epoch in another
-order. So data that was just used is needed again only after all the rest, and no policy can serve more than
-the share c of the reads if the share c of the data fits. "pin" keeps what it has and reaches c; evicting the
-least recently used data reaches c + (1 - c) ln(1 - c).
+order, so no policy can serve more than the share c of the reads if the share c of the data fits. "pin" keeps
+what it has and reaches c; evicting the least recently used data reaches c + (1 - c) ln(1 - c).
 """
 
 from __future__ import annotations

@@ -1,15 +1,7 @@
-"""Files that a node keeps beside the blocks. Each one saves work, and can be made again.
+"""Files that a node keeps beside the blocks, to save work; see ``docs/concepts/cache.md``.
 
-::
-
-    <directory>/v1/indexes/<root URL>/<tar>.idx    where the samples of a tar begin that was not prepared
-    <directory>/v1/openings/<xx>/<file>            header and index of a media file
-    <directory>/v1/versions/<root URL>             versions of a store's objects
-    <directory>/v1/views/<view>.bits               samples that a view selects
-
-Names in angle brackets are hashes. The first 16 bytes of a file are a mark of the format, and an XXH3 hash of
-the name and the content: a file that is damaged, incomplete or renamed does not count. Files and folders
-belong to one user; see :mod:`energon_stream.cache.private`.
+The first 16 bytes of a file are a mark of the format, and an XXH3 hash of the name and the content: a file
+that is damaged, incomplete or renamed does not count.
 """
 
 from __future__ import annotations

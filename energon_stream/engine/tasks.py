@@ -1,4 +1,4 @@
-"""Tasks of any engine: they are given out and tried again, and their results come back."""
+"""Tasks of any engine: given out, tried again, and their results."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
 The file has a header, and then the XXH3-64 hash of each sample, in the order of ``.info.json``, as
 little-endian 64-bit integers, so that a range request reads those of any samples. A hash is of all bytes that
-a reader fetches for the sample, with headers and padding. The header has a mark of the format, the number
-of samples, the hash of ``.info.json``, and the hash of the hashes. So the checksums of an earlier preparation
-are not used.
+a reader fetches for the sample, with headers and padding. The hash of ``.info.json`` in the header keeps the
+checksums of an earlier preparation from being used.
 """
 
 from __future__ import annotations

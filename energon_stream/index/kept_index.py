@@ -1,10 +1,9 @@
 """Indices of tars that were not prepared, kept on this node.
 
-Each version of a tar has a file among :class:`~energon_stream.cache.kept_files.KeptFiles`, with the content
-of a ``.tar.idx`` file. Missing indices are built at first use: several tars at a time, each tar once per
-node. A builder locks its tar, and other processes that need the index wait. If the builder dies, the kernel
-releases the lock, and the next process builds. A builder that hangs is abandoned after the time that building
-might take. Processes begin with different tars, and so share the work.
+Each version of a tar has a kept file with the content of a ``.tar.idx`` file. Missing ones are built at first
+use, once per node. A builder locks its tar, and other processes that need the index wait: until it is there,
+the builder dies, or for the time that building might take. Processes begin with different tars, and so share
+the work.
 """
 
 from __future__ import annotations

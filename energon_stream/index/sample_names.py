@@ -1,9 +1,8 @@
 """Hashes of the names of samples, which tell bytes of another sample.
 
 A ``.tar.idx`` file says where samples begin and not which they are, so an answer with other samples' bytes is
-a valid tar. Where the sizes of all samples are kept behind ``index.sqlite``, 16 bits for the name of each
-sample's first part are kept before them; see :mod:`energon_stream.index.sample_sizes`. The hash is the upper
-half of a sum of 32-bit words, each times a number of its own: two calls of numpy for any number of samples.
+a valid tar. :mod:`energon_stream.index.sample_sizes` keeps 16 bits of the name of each sample's first part:
+the upper half of a sum of 32-bit words, each times a number of its own, by two calls of numpy.
 """
 
 from __future__ import annotations

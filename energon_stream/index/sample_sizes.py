@@ -1,15 +1,12 @@
 """The sizes of all samples of a dataset, at the end of ``index.sqlite``.
 
-They are read with the other metadata, by one request, which saves a round trip before the first batch and a
-request for the ``.tar.idx`` file of each shard. SQLite ignores bytes behind its last page, and a tool that
-writes the database anew leaves the sizes out.
+They are read with the other metadata, which saves a round trip before the first batch and a request for the
+``.tar.idx`` file of each shard. SQLite ignores bytes behind its last page, and a tool that writes the
+database anew leaves them out. Then, and if they are damaged, the ``.tar.idx`` files are used.
 
-Behind the pages are the size of each sample in tar blocks of 512 bytes, in the order of ``.info.json``, the
-width of a size in bytes, the number of samples, and two XXH3 hashes, of ``.info.json`` and of the sizes. If
-they do not fit ``.info.json``, or are damaged, the ``.tar.idx`` files are used.
-
-Between the pages and the sizes, if there is room, are a hash of each sample's name in 16 bits, and an XXH3
-hash of these. Earlier versions of this library read the sizes, and ignore the names.
+Behind the pages are, if there is room, a hash of each sample's name in 16 bits and an XXH3 hash of these; the
+size of each sample in tar blocks of 512 bytes, in the order of ``.info.json``, and a footer. Earlier versions
+of this library read the sizes, and ignore the names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A cache pool of files: fetches in the background and keeps files on local disk until the process ends.
 
-Each process creates a folder, threads and locks of its own at first use, so nothing crosses a fork. Files
-that were read make room first; a file that made room is read again from its store. The folders of all
-processes lie in the pool's folder. The process that made the pool removes it, so a killed worker leaves
-nothing.
+Each process makes a folder and threads of its own at first use. Files that were read make room first; a file
+that made room is read again from its store. The process that made the pool removes the folders of all
+processes, so a killed worker leaves nothing.
 """
 
 from __future__ import annotations
