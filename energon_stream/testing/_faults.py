@@ -227,9 +227,8 @@ class FaultyConnection(ABC):
             reset_on_close(self._connection)
             return 0, 0
         if kind == "html":
-            response = Response(
-                200, {"Content-Type": "text/html"}, b"<html><body>Please log in.</body></html>"
-            )
+            page = b"<html><body>Please log in.</body></html>"
+            response = Response(200, {"Content-Type": "text/html"}, page)
         elif kind.isdigit():
             response = error_response(int(kind), request.path)
         else:

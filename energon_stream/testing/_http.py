@@ -202,7 +202,7 @@ class LoopbackServer(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop serving. Stopping twice is fine."""
+        """Stop serving, and end all connections. Stopping twice is fine."""
 
     def serve(self, wait: Callable[[], object] | None = None) -> None:
         """Write the URL to standard output, and serve until ``wait`` returns or an interrupt comes."""

@@ -62,28 +62,22 @@ class NumbersDataset(SavableDataset[int]):
         return range(self.offset + stream, self.offset + self.size, self.worker_config.num_streams)
 
     def make_node(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream."""
         return _NumbersNode(self, context, state)
 
     def len_stream(self, stream: int) -> int | None:
-        """Return the length of one pass of a stream."""
         return len(self.numbers(stream))
 
     def nominal_length(self) -> int:
-        """Return the length of one pass of all streams."""
         return self.size
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
-        """Return the numbers, which are in the keys."""
         return [Item(key[1], ("Number", key[1])) for key in keys]
 
     def drawing(self) -> Drawing:
-        """Return the dataset as a box."""
         offset = (f"offset={self.offset}",) if self.offset else ()
         return Drawing("NumbersDataset", (f"size={self.size}", *offset))
 
     def config(self) -> dict[str, Any]:
-        """Return size and offset."""
         return {"type": "NumbersDataset", "size": self.size, "offset": self.offset}
 
 

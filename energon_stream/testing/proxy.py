@@ -84,7 +84,6 @@ class FaultProxy(LoopbackServer):
         self.set_faults(faults)
 
     def start(self) -> None:
-        """Start to accept connections."""
         # This socket keeps the port while the proxy refuses connections.
         self._place = socket.socket()
         self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -94,7 +93,6 @@ class FaultProxy(LoopbackServer):
         self._loop, self._stop = run_in_thread(partial(self._serve, self._listener()), "fault-proxy")
 
     def stop(self) -> None:
-        """End all connections. Stopping twice is fine."""
         if self._stop is not None:
             self._stop()
             self._stop = self._loop = None

@@ -193,7 +193,6 @@ class S3Server(S3Control, LoopbackServer):
         self._stop: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Start serving; return when requests are answered."""
         if self._stop is not None:
             raise ConfigError("the server runs already", where=self.endpoint_url, hint="call stop() first")
         self.endpoint_url, self._stop = self._start_process() if self._own_process else self._start_thread()

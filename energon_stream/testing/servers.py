@@ -164,11 +164,11 @@ class LocalStack(ProcessServer):
         return health.get("services", {}).get("s3") in ("running", "available")
 
 
+# Each bucket takes seven volumes.
 _WEED_OPTIONS = """
 -ip=127.0.0.1 -ip.bind=127.0.0.1 -s3.port.lance=0 -s3.port.iceberg=0 -volume.max=200
 -volume.preStopSeconds=0 -master.volumeSizeLimitMB=256 -master.telemetry=false
 """
-# Each bucket takes seven volumes.
 
 
 class SeaweedFS(ProcessServer):

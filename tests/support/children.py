@@ -172,11 +172,7 @@ class Child:
         return self.returncode
 
     def wait(self, timeout: float | None = _SECONDS) -> int:
-        """Wait until it ends; returns its exit status.
-
-        Raises:
-            subprocess.TimeoutExpired: It did not end in time.
-        """
+        """Wait until it ends; returns its exit status. Raises TimeoutExpired as ``subprocess.Popen``."""
         if self.returncode is None:
             with selectors.DefaultSelector() as ready:
                 ready.register(self._status, selectors.EVENT_READ)
@@ -226,15 +222,11 @@ def start(
     finalize: bool = False,
     preload: tuple[str, ...] = (),
 ) -> Child:
-    """Start a Python program.
+    """Start a Python program, as ``subprocess.Popen`` with the same options.
 
     Args:
         arguments: What follows ``python`` on a command line: ``-c`` and source text, ``-m`` and a module, or
             a file; then arguments of the program.
-        stdin: A file, ``subprocess.DEVNULL``, or None for this process' own; likewise ``stdout`` and
-            ``stderr``.
-        cwd: Working folder; None is this process'.
-        env: Environment; None is this process'.
         finalize: Free all objects and modules at the end, as interpreters do. Otherwise the child ends after
             its threads and ``atexit`` callbacks, as children of multiprocessing do.
         preload: Modules that are imported already in the child, beside ``PRELOADED``. Each choice of modules
@@ -275,18 +267,7 @@ def run(
     check: bool = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python program to its end; returns its status and what it wrote.
-
-    Args:
-        arguments: As for :func:`start`, likewise ``options``.
-        input: What the program reads from its standard input.
-        timeout: Seconds after which it is killed.
-        check: Raise if the status is not 0.
-
-    Raises:
-        subprocess.TimeoutExpired: It did not end in time.
-        subprocess.CalledProcessError: The status is not 0, and ``check`` is true.
-    """
+    """Run a Python program to its end, as ``subprocess.run``; ``options`` are those of :func:`start`."""
     with contextlib.ExitStack() as files:
         stdin, *outputs = (files.enter_context(_file()) for _ in range(3))
         stdin.write((input or "").encode())
@@ -322,8 +303,7 @@ class Call:
     def result(self, timeout: float | None = _SECONDS) -> Any:
         """Wait for the function; returns what it returns, and raises what it raises.
 
-        Raises:
-            AssertionError: The child ended without an answer; the message is what it wrote to stderr.
+        If the child ended without an answer, an AssertionError has what it wrote to stderr.
         """
         with self._files:
             code = self.process.wait_or_kill(timeout)
