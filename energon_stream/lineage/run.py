@@ -27,8 +27,7 @@ from energon_stream.schedule import stream_shares
 from energon_stream.storage import StoreSpec
 from energon_stream.urls import is_local
 
-_KEPT = 256
-"""Logs, and schedules of streams, that are kept."""
+_KEPT = 256  # logs, and schedules of streams, that are kept
 
 
 class TrainingRun:

@@ -34,8 +34,7 @@ _IN_ORDER = (
     PassThrough,
     RepeatDataset,
 )
-_MOST_SKIPPED = 1 << 14
-"""References of the plan in which a batch's samples are looked for."""
+_MOST_SKIPPED = 1 << 14  # references of the plan in which a batch's samples are looked for
 
 
 def operators(dataset: SavableDataset[Any]) -> Iterator[SavableDataset[Any]]:

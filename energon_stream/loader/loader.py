@@ -140,8 +140,8 @@ class BasicDataLoader(ObservedLoader[T]):
 
     def _open(self) -> Session:
         """Start workers, or this process's readers, at the present position."""
-        options = replace(self._options, is_traced=self._is_traced())
-        return open_session(self.dataset, self._position, options)
+        is_traced = self._trace is not None and self._trace.is_running
+        return open_session(self.dataset, self._position, replace(self._options, is_traced=is_traced))
 
     def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> None:
         """Mix with other weights from a step on, which may be any that no rank has begun.

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 
-_SIZED_SHARDS = 4
-"""Shards whose sizes tell the mean size of samples, where the metadata does not."""
+_SIZED_SHARDS = 4  # shards whose sizes tell the mean size of samples, where the metadata does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +132,8 @@ def mixture_of(dataset: SavableDataset[Any], position: LoaderPosition) -> Mixtur
         found += [(reader, leaf, weights[leaf], samples[leaf]) for leaf in range(len(reader.leaves))]
     total = sum(count for *_, count in found) or 1
     names = _names([shown_url(reader.leaves[leaf].index.spec.url) for reader, leaf, *_ in found])
-    return MixtureReport(
-        step,
-        tuple(
-            SourceCount(name, _url(reader, leaf), weight, count, *_means(reader, leaf, count, total))
-            for name, (reader, leaf, weight, count) in zip(names, found, strict=True)
-        ),
-    )
+    sources = (_source(name, *each, total) for name, each in zip(names, found, strict=True))
+    return MixtureReport(step, tuple(sources))
 
 
 def changed(
@@ -308,20 +302,16 @@ def _names(urls: list[str]) -> list[str]:
     return names
 
 
-def _url(reader: ReaderDataset, leaf: int) -> str:
+def _source(
+    name: str, reader: ReaderDataset, leaf: int, weight: float | None, samples: int, total: int
+) -> SourceCount:
     index = reader.leaves[leaf].index
-    return f"{shown_url(index.spec.url)} [{index.split_part}]"
-
-
-def _means(
-    reader: ReaderDataset, leaf: int, samples: int, total: int
-) -> tuple[int | None, float, dict[str, float]]:
-    """Return bytes, share and costs of some samples of a source."""
-    index = reader.leaves[leaf].index
+    url, share = f"{shown_url(index.spec.url)} [{index.split_part}]", samples / total
     if not isinstance(index, WebDatasetIndex):
-        return None, samples / total, {}
+        return SourceCount(name, url, weight, samples, None, share)
     size, costs = _mean(index) if is_local(index.spec.url) else run_forkable(_mean, index)
-    return round(size * samples), samples / total, {name: mean * samples for name, mean in costs.items()}
+    of_samples = {cost: mean * samples for cost, mean in costs.items()}
+    return SourceCount(name, url, weight, samples, round(size * samples), share, of_samples)
 
 
 def _mean(index: WebDatasetIndex) -> tuple[float, dict[str, float]]:

@@ -37,8 +37,7 @@ _log = logging.getLogger(__name__)
 RESTARTS_IN_A_ROW = 3
 """New workers without a batch in between, after which a loader gives up."""
 
-_NO_FORK_SERVER = 255
-"""The exit code that multiprocessing reports for a worker whose fork server is gone."""
+_NO_FORK_SERVER = 255  # the exit code that multiprocessing reports for a worker whose fork server is gone
 _JOIN_SECONDS = 2.0
 _CHECK_SECONDS = 1.0
 """Seconds between checks that a worker lives. Its pipe and its sentinel show it at once in most cases: not

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 _KIND: Final = "Map"
 _FIRST_WAVE = 4
-_WAVE = 32
-"""Elements that are shown to ``ahead`` at a time: at first, and then."""
+_WAVE = 32  # elements that are shown to ``ahead`` at a time: at first, and then
 
 
 def call_again(

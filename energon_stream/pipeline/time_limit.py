@@ -12,8 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from energon_stream.errors import ConfigError, SampleTimeoutError
 
 T = TypeVar("T")
-_AGAIN_SECONDS = 0.1
-"""Seconds after which a call that went on in spite of the error gets it again."""
+_AGAIN_SECONDS = 0.1  # seconds after which a call that went on in spite of the error gets it again
 
 
 class TimeLimit:

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
         Schedule,
     )
 
-_MOST_SLOTS = 1 << 19
-"""Slices that one check may look up, in about 0.05 s."""
-_LEAST_SLOTS = 1 << 12
-"""Slices whose look-up takes about as long as an empty one."""
+_MOST_SLOTS = 1 << 19  # slices that one check may look up, in about 0.05 s
+_LEAST_SLOTS = 1 << 12  # slices whose look-up takes about as long as an empty one
 
 
 def check_cursor(schedule: Schedule, cursor: Cursor, epoch: int, most_slots: int = _MOST_SLOTS) -> None:

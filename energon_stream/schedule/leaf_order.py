@@ -23,10 +23,8 @@ _JITTER_SPREAD = 1.5
 
 _LEAST_GROUPS, _MOST_SAMPLES = 3, 16384
 """Merged groups that are kept: as a rule all groups between a reader and its consumer, in 128 KiB a leaf."""
-_COUNTED = 1 << 16
-"""Slices that are counted at a time, in a few megabytes."""
-_PERMUTED = 256
-"""Slices that are permuted at a time: as many take hardly longer than a few."""
+_COUNTED = 1 << 16  # slices that are counted at a time, in a few megabytes
+_PERMUTED = 256  # slices that are permuted at a time: as many take hardly longer than a few
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,9 @@ Load: TypeAlias = Literal["linear", "quadratic"] | Callable[["Int64Array"], floa
 
 _EVEN = 1.02
 """Largest load over the mean of ranks with which a window is dealt at once; else other levels are tried."""
-_EVEN_ENOUGH = 1.04
-"""The same with which no smaller number of ranks is tried."""
-_EVENEST = 1.005
-"""The same at which swaps end."""
-_MOST_SWAPS = 4
-"""Swaps for each rank that make the loads of a step more even, at most."""
+_EVEN_ENOUGH = 1.04  # the same with which no smaller number of ranks is tried
+_EVENEST = 1.005  # the same at which swaps end
+_MOST_SWAPS = 4  # swaps for each rank that make the loads of a step more even, at most
 
 
 def pack_lengths(lengths: Int64Array, capacity: int, packs: int | None = None) -> Int64Array | None:

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 PackedCursor: TypeAlias = Any
 """A cursor as plain values; ``bytes`` stand for the children of large blends."""
 
-_LEAST_CHILDREN = 16
-"""Smaller blends stay readable: packing would save little."""
+_LEAST_CHILDREN = 16  # smaller blends stay readable: packing would save little
 _MOST_COLUMNS = 5
 
 

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
 Overlong = Literal["error", "drop", "split"]
 
-_KEPT = 24
-"""Windows that a process keeps: streams and their look-ahead are at different ones."""
-_TAKEN = 4096
-"""References that are taken from the job's schedule at a time."""
+_KEPT = 24  # windows that a process keeps: streams and their look-ahead are at different ones
+_TAKEN = 4096  # references that are taken from the job's schedule at a time
 _FILLS = (0.998, 0.995, 0.99, 0.985, 0.98, 0.97, 0.95, 0.9, 0.8, 0.65, 0.5)
 """Shares of the room in a window's packs that are tried, the fullest first."""
 

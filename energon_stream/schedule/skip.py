@@ -17,10 +17,8 @@ from energon_stream.schedule.schedule import (
     Schedule,
 )
 
-_NEAR = 256
-"""References over which a leaf is advanced as a reader does it."""
-_DRAWS = 1 << 18
-"""Draws of a blend that are made at a time, in a few megabytes."""
+_NEAR = 256  # references over which a leaf is advanced as a reader does it
+_DRAWS = 1 << 18  # draws of a blend that are made at a time, in a few megabytes
 
 
 def skip(schedule: Schedule, cursor: Cursor, count: int) -> Cursor:

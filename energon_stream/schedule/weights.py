@@ -21,8 +21,7 @@ from energon_stream.rng import hash_uint64
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-_WORD = 32
-"""Sources for which a cursor has one integer."""
+_WORD = 32  # sources for which a cursor has one integer
 
 
 class WeightChange(NamedTuple):

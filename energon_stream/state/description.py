@@ -29,8 +29,7 @@ import numpy as np
 from energon_stream.pipeline.reader_dataset import is_reader_config
 from energon_stream.schedule import damaged, is_count, pack_columns, reading, shown, unpack_columns
 
-_MOST_LEAVES = 1 << 18
-"""Datasets of a mixture that a state may name: they are unpacked in some megabytes."""
+_MOST_LEAVES = 1 << 18  # datasets of a mixture that a state may name: they are unpacked in some megabytes
 _MOST_MARKED = 64
 _MARK_BYTES = 2
 _MOST_OPTIONS = 1000

@@ -17,8 +17,7 @@ from energon_stream.storage import default_counters
 from energon_stream.tracing import current_recorder
 
 _LAST_WAITS = 1000
-_NEWS_SECONDS = 0.1
-"""Between two reports of a worker: one costs as much as a hundred batches of the meter."""
+_NEWS_SECONDS = 0.1  # between two reports of a worker: one costs as much as a hundred batches of the meter
 _PERCENTILES = (50, 90, 99)
 
 

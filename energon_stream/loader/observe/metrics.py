@@ -20,8 +20,7 @@ T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("energon_stream.stats")
 
-_BAR_SECONDS = 1.0
-"""Time that a bar's rate and share of waiting stand for, at least."""
+_BAR_SECONDS = 1.0  # time that a bar's rate and share of waiting stand for, at least
 
 
 @dataclass(frozen=True, slots=True)

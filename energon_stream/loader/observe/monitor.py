@@ -37,8 +37,7 @@ _END = b"\0"
 _PARENT_SECONDS = 5.0
 """Seconds between checks that the main process lives. The end of the line shows it at once in most cases:
 not where another child of the main process has inherited it."""
-_GRACE_SECONDS = 5.0
-"""Seconds for a worker to end by itself once the main process is gone."""
+_GRACE_SECONDS = 5.0  # seconds for a worker to end by itself once the main process is gone
 _ANSWER_SECONDS = 2.0
 _TRACED_SECONDS = 30.0
 _DUMP_SECONDS = 1.0

@@ -68,10 +68,6 @@ class ObservedLoader(Generic[T]):
         if publisher is not None:
             publisher.close()
 
-    def _is_traced(self) -> bool:
-        """Return True if workers that start now record their events."""
-        return self._trace is not None and self._trace.is_running
-
     def _count(self, session: Observed) -> None:
         """Keep the counts of a session that ends."""
         self._restarts += session.restarts

@@ -29,8 +29,7 @@ CAUSES = (STORE, DECODE, ENCODE, COLLATE, CHANNEL, CONSUMER, LOADER)
 """What time goes to: waiting for bytes; decoding; the user's functions; batching; sending a batch to the main
 process; waiting for the training loop; and the loader's own work."""
 
-_SECONDS = 0.05
-"""Between two looks."""
+_SECONDS = 0.05  # between two looks
 
 _CODES: dict[CodeType, str] = {
     futures.Future.result.__code__: STORE,

@@ -23,14 +23,10 @@ from energon_stream.storage import CounterSnapshot
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_LATE = 0.1
-"""Share of the time that a training loop must wait for batches to be called data-bound."""
-_LATE_ALONE = 0.25
-"""The same without workers, where the loop waits while its own process makes each batch."""
-_REFUSED = 0.05
-"""Share of requests that must fail to be called throttled."""
-_SLOW = 2.0
-"""A rank is slow if it waits this many times as long as half of all ranks."""
+_LATE = 0.1  # share of the time that a training loop must wait for batches to be called data-bound
+_LATE_ALONE = 0.25  # the same without workers, where the loop waits while its own process makes each batch
+_REFUSED = 0.05  # share of requests that must fail to be called throttled
+_SLOW = 2.0  # A rank is slow if it waits this many times as long as half of all ranks.
 _KEPT = ("rank", "num_workers", "first_batch_seconds", "waits")
 """Statistics of the whole iteration, which have no difference."""
 
