@@ -1,9 +1,8 @@
 """The order of samples: integers only, no I/O, no torch."""
 
 from energon_stream.schedule.check import check_cursor
-from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.counts import samples_by_leaf
-from energon_stream.schedule.grown import PassUnderWay, carry, earlier_plan, passes_under_way
+from energon_stream.schedule.grown import carry, earlier_plan, passes_under_way
 from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
 from energon_stream.schedule.packed import CursorCodec, pack_columns, unpack_columns
 from energon_stream.schedule.plan import (
@@ -15,31 +14,18 @@ from energon_stream.schedule.plan import (
     build_schedule,
     describe_plan,
     leaves,
-    stream_bounds,
     stream_shares,
 )
-from energon_stream.schedule.planned import JobPacks, PackCursor, PackedSchedule, PackPiece, PackSpec
+from energon_stream.schedule.planned import JobPacks, PackedSchedule, PackPiece, PackSpec
 from energon_stream.schedule.saved import damaged, is_count, reading, shown
-from energon_stream.schedule.schedule import (
-    BlendCursor,
-    ConcatCursor,
-    Cursor,
-    LeafCursor,
-    Refs,
-    RepeatCursor,
-    Schedule,
-)
+from energon_stream.schedule.schedule import BlendCursor, Cursor, LeafCursor, Refs, RepeatCursor, Schedule
 from energon_stream.schedule.skip import skip
-from energon_stream.schedule.slices import SliceTable
 from energon_stream.schedule.weights import WeightChange, check_weights, first_batch
 
 __all__ = [
     "BlendCursor",
     "BlendPlan",
-    "BlendSchedule",
-    "ConcatCursor",
     "ConcatPlan",
-    "ConcatSchedule",
     "Cursor",
     "CursorCodec",
     "LeafCursor",
@@ -47,18 +33,14 @@ __all__ = [
     "LeafSchedule",
     "JobPacks",
     "OrderSpec",
-    "PackCursor",
     "PackSpec",
     "PackedSchedule",
-    "PassUnderWay",
     "PackPiece",
     "Plan",
     "Refs",
     "RepeatCursor",
     "RepeatPlan",
-    "RepeatSchedule",
     "Schedule",
-    "SliceTable",
     "WeightChange",
     "build_schedule",
     "carry",
@@ -76,7 +58,6 @@ __all__ = [
     "samples_by_leaf",
     "shown",
     "skip",
-    "stream_bounds",
     "stream_shares",
     "unpack_columns",
 ]

@@ -237,7 +237,11 @@ def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: i
 def summarize(state: Mapping[str, Any]) -> str:
     """Return in two lines which rank's state this is, and where the rank stands.
 
-    Raises StateError if the state, which ``save_state_rank()`` returned, is damaged.
+    Args:
+        state: What ``save_state_rank()`` returned.
+
+    Raises:
+        StateError: The state is damaged.
 
     Example:
         >>> from energon_stream import SavableDataLoader
