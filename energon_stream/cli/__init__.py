@@ -1,4 +1,4 @@
-"""The commands ``energon-stream`` and ``energon``; one module for each subcommand."""
+"""The commands ``energon-stream`` and ``energon``, by module of the tool or subcommand."""
 
 from __future__ import annotations
 

@@ -1,14 +1,18 @@
-"""``energon-stream doctor``: whether a dataset can be read, how fast, and with which settings."""
+"""``energon-stream doctor`` and ``bench``: whether a dataset can be read, how fast, with which settings."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from energon_stream.cli.options import cache_option, dataset_arguments, find_cache
+from energon_stream.cli.options import Command, cache_option, dataset_arguments, find_cache
 from energon_stream.cli.terminal import echo, emit, wants_json
-from energon_stream.tools.doctor import Diagnosis, diagnose
+from energon_stream.cli.training_arguments import order_options, require_batch_size
+from energon_stream.tools.doctor import BenchRun, Diagnosis, diagnose
+from energon_stream.tools.doctor import bench as measure
+from energon_stream.tools.doctor.bench_report import page, picture
 
 
 @click.command()
@@ -46,3 +50,60 @@ def _show(found: Diagnosis) -> None:
         echo("")
         echo(f"Settings: get_train_dataset(…, read_options=ReadOptions({arguments}))")
     echo(found.verdict)
+
+
+def _numbers_option(flag: str, default: str | None, metavar: str, text: str) -> Command:
+    def parse(ctx: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:
+        try:
+            return None if value is None else [int(number) for number in value.split(",")]
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is no list of numbers, such as 1,2,4") from None
+
+    return click.option(flag, callback=parse, default=default, metavar=metavar, help=text)
+
+
+@click.command()
+@dataset_arguments
+@order_options
+@click.option("--seconds", default=60.0, help="Time of all runs together.")
+@_numbers_option("--workers", None, "N,…", "Workers to try. [default: 0,1,2,4,… processors]")
+@_numbers_option("--in-flight", "16,64,128", "N,…", "Requests of a process at one time to try.")
+@_numbers_option("--request-mib", "1,6,16", "MIB,…", "Largest requests to try, in MiB.")
+@click.option("--html", type=click.Path(dir_okay=False, writable=True), help="Write a report to this file.")
+@click.option("--png", type=click.Path(dir_okay=False, writable=True), help="Draw the runs into this file.")
+def bench(
+    path: str,
+    batch_size: int | None,
+    workers: list[int] | None,
+    in_flight: list[int],
+    request_mib: list[int],
+    html: str | None,
+    png: str | None,
+    **options: Any,
+) -> None:
+    """Measure how fast training reads PATH with several settings, and print those to use.
+
+    Reads as training with these options does, without a cache, and decodes samples. Each setting is changed
+    in turn: workers, requests at one time, size of requests.
+    """
+    found = measure(
+        path,
+        batch_size=require_batch_size(batch_size, "batches are measured"),
+        num_workers=workers,
+        max_in_flight=in_flight,
+        max_request=[size << 20 for size in request_mib],
+        on_run=None if wants_json() else _show_run,
+        **options,
+    )
+    if html is not None:
+        Path(html).write_text(page(found), encoding="utf-8")
+    if png is not None:
+        picture(found).save(png, "PNG")
+    best = f"Best: {found.best.setting}. {found.best.verdict}"
+    code = f"Settings: get_train_dataset(…, {found.code})"
+    emit(found.as_json(), lambda: echo(best), lambda: echo(code))
+
+
+def _show_run(run: BenchRun) -> None:
+    rate = run.bytes_per_second / 1e6
+    echo(f"{run.setting!s:40}{run.samples_per_second:12,.0f} samples/s{rate:10,.1f} MB/s")

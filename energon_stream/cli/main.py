@@ -53,9 +53,11 @@ _ALL = _OF_ENERGON | {
     "simulate": "Predict the speed of training from a store.",
 }
 
-_MODULES = dict.fromkeys(("diff", "merge", "sample", "split"), "curation") | {
-    "when": "lineage",
-    "which": "lineage",
+_MODULES = {
+    **dict.fromkeys(("cost", "diff", "merge", "sample", "split"), "curation"),
+    **dict.fromkeys(("explain", "plan"), "simulate"),
+    **dict.fromkeys(("when", "which"), "lineage"),
+    "bench": "doctor",
 }
 """Modules of commands that have none of their own."""
 

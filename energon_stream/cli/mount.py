@@ -142,10 +142,9 @@ def _do_nothing() -> None: ...
 
 
 def _in_background() -> Callable[[], None]:
-    """Fork: the parent ends when the child is ready or has ended, and the child returns.
+    """Fork: the parent ends when the child is ready or has ended.
 
-    Returns:
-        What the child calls when it is ready. Its output goes nowhere from then on.
+    The child gets what it calls when it is ready; its output goes nowhere from then on.
     """
     reading, writing = os.pipe()
     if os.fork():

@@ -85,6 +85,11 @@ def _storage_option(name: str, text: str) -> Callable[[Command], Command]:
     )
 
 
+def parsed(parse: Callable[[str], Any]) -> Callable[..., Any]:
+    """Return a callback that parses the value of an option, if there is one."""
+    return lambda ctx, option, value: None if value is None else parse(value)
+
+
 storage_option = _storage_option(
     "storage-option", "Option of the file system, such as endpoint_url=http://…; JSON values are parsed."
 )
@@ -103,9 +108,7 @@ dataset_config_option = click.option(
 split_parts_option = click.option(
     "--split-parts",
     metavar="NAME,…",
-    callback=lambda ctx, option, value: (
-        None if value is None else [name.strip() for name in value.split(",")]
-    ),
+    callback=parsed(lambda text: [name.strip() for name in text.split(",")]),
     help="Split parts, or splits of a metadataset. [default: all that have samples]",
 )
 
@@ -139,7 +142,7 @@ progress_option = click.option(
 part_option = click.option(
     "--part",
     metavar="NUMBER/PARTS",
-    callback=lambda ctx, option, value: None if value is None else Part.parse(value),
+    callback=parsed(Part.parse),
     help="Work on a share of the shards only, such as 0/8, for array jobs.",
 )
 

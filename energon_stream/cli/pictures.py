@@ -22,11 +22,9 @@ _LONG_LINE = 100
 
 
 def draw_value(value: Any, columns: int = _COLUMNS) -> Iterator[str]:
-    r"""Yield lines that draw a value; none if its description says all.
+    r"""Yield lines that draw a value, of at most ``columns`` characters; none if its description says all.
 
-    Args:
-        value: An image as PIL image, tensor or array; an ``AVDecoder``; a text, a list or a mapping.
-        columns: Most characters of a row of an image.
+    Draws images (of PIL, tensors, arrays), an ``AVDecoder``, texts, lists and mappings.
 
     Example:
         >>> list(draw_value({"a": ["b\x1b[2J"]}))
@@ -50,12 +48,7 @@ def draw_value(value: Any, columns: int = _COLUMNS) -> Iterator[str]:
 
 
 def half_blocks(pixels: NDArray[np.uint8], columns: int = _COLUMNS) -> Iterator[str]:
-    """Yield the rows of an image as characters whose upper and lower halves have the colours of two pixels.
-
-    Args:
-        pixels: ``uint8 [height, width, 3]``.
-        columns: Most characters of a row.
-    """
+    """Yield the rows of an image, ``uint8 [height, width, 3]``: each half of a character shows a pixel."""
     from PIL import Image
 
     image = Image.fromarray(pixels)

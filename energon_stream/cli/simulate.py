@@ -1,16 +1,126 @@
-"""``energon-stream simulate``: the speed of training from a store, predicted."""
+"""``energon-stream plan``, ``explain`` and ``simulate``: what training reads, why, and how fast it is."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import Any
 
 import click
 
-from energon_stream.cli.options import Command, option_group, show_size
-from energon_stream.cli.terminal import emit
-from energon_stream.cli.training_arguments import find_training, training_arguments
-from energon_stream.tools.simulate import Costs, Prediction, StoreModel
+from energon_stream.cli.options import Command, cache_option, option_group, show_size
+from energon_stream.cli.terminal import echo, emit
+from energon_stream.cli.training_arguments import find_training, packing_options, training_arguments
+from energon_stream.errors import ConfigError
+from energon_stream.read.read_plan import Reason
+from energon_stream.tools.simulate import Costs, Forecast, Prediction, Prices, StoreModel
+from energon_stream.tools.simulate import forecast as forecast_steps
 from energon_stream.tools.simulate import simulate as predict
+from energon_stream.tools.simulate.explain import ExplainedRequest
+from energon_stream.tools.simulate.explain import explain as explain_steps
+
+_price_options = option_group(
+    click.option(
+        "--request-price",
+        "per_1000_requests",
+        default=0.0,
+        metavar="PRICE",
+        help="Price of 1,000 GET requests, such as 0.0004.",
+    ),
+    click.option(
+        "--gb-price", "per_gb", default=0.0, metavar="PRICE", help="Price of 10⁹ bytes that leave the store."
+    ),
+    prices=Prices,
+)
+
+
+@click.command()
+@training_arguments
+@cache_option
+@packing_options
+@click.option("--steps", required=True, type=int, help="Steps of the rank, from the first one on.")
+@_price_options
+@click.option(
+    "--png",
+    type=click.Path(dir_okay=False, writable=True),
+    metavar="FILE",
+    help="Draw a heat map: where in the data the samples of each step lie.",
+)
+def plan(path: str, steps: int, prices: Prices, png: str | None, **options: Any) -> None:
+    """Print what a rank will read in its first steps: samples, requests, bytes, their price, and the shuffle.
+
+    PATH is a dataset or a metadataset's .yaml. Give the options of the training. Indices are read, samples
+    are not. The price covers requests for samples; metadata, indices and retries come on top.
+    """
+    training = find_training(options)
+    found = forecast_steps(path, steps=steps, **training)
+    if png is not None:
+        found.order.picture().save(png, "PNG")
+    document = {**found.as_dict(), "price": found.price(prices)}
+    emit(document, lambda: _show_forecast(found, prices, training["worker_config"].world_size))
+
+
+def _show_forecast(found: Forecast, prices: Prices, ranks: int) -> None:
+    echo(f"{found.steps} steps: {found.samples} samples from {found.objects} objects")
+    cached = f", {show_size(found.cached_bytes)} of them cached" if found.cached_bytes else ""
+    echo(
+        f"{found.requests} requests, {found.requests / found.samples:.3f} a sample; {show_size(found.size)}{cached}"
+    )
+    for name, count in found.reasons.items():
+        echo(f"  {name}: {count}")
+    if prices != Prices():
+        price = found.price(prices)
+        echo(f"Price: {price:.6g}; about {price * ranks:.6g} for all {ranks} ranks")
+    order = found.order
+    echo(
+        f"Shuffle: spread {order.spread:.2f} (1 is a shuffle of all data), a step has samples of "
+        f"{order.shards:.1f} shards, {order.neighbours:.0%} of the samples are followed by their neighbour"
+    )
+
+
+@click.command()
+@training_arguments
+@cache_option
+@packing_options
+@click.option(
+    "--steps", required=True, metavar="FIRST:END", help="Steps of the rank, counted from 0; END is not one."
+)
+def explain(path: str, steps: str, **options: Any) -> None:
+    """Print the requests that serve some steps of training, the most urgent first, and why.
+
+    PATH is a dataset or a metadataset's .yaml. Give the options of the training; it begins at step 0. Indices
+    are read, samples are not. A line has the step that needs the request first, its object and bytes, the
+    number of samples that it serves, and the reason why it ends where it does.
+    """
+    match = re.fullmatch(r"(\d+):(\d+)", steps)
+    if match is None:
+        raise ConfigError(f"--steps is {steps!r}", hint="Use FIRST:END, such as 0:10.")
+    found = explain_steps(path, steps=(int(match[1]), int(match[2])), **find_training(options))
+    emit({"requests": [request.as_dict() for request in found]}, lambda: _show_requests(found))
+
+
+def _show_requests(found: list[ExplainedRequest]) -> None:
+    for request in found:
+        echo(_line(request))
+    _show_sums(found)
+
+
+def _line(request: ExplainedRequest) -> str:
+    span = f"{request.start}-{request.start + request.size - 1}"
+    cached = f", {show_size(request.cached_bytes)} cached" if request.cached_bytes else ""
+    return (
+        f"step {request.deadline}: worker {request.worker} GET {request.object} {span} "
+        f"({show_size(request.size)}, {request.samples} samples up to step {request.last_step}{cached}): {request.reason}"
+    )
+
+
+def _show_sums(found: list[ExplainedRequest]) -> None:
+    """Print totals, and what the reasons mean."""
+    cached = sum(request.cached_bytes for request in found)
+    total = sum(request.size for request in found)
+    click.echo(f"{len(found)} requests, {show_size(total)}, of which {show_size(cached)} are in the cache.")
+    for name, count in Counter(request.reason for request in found).most_common():
+        click.echo(f"{name} ({count}): {Reason[name.upper()].value}")
 
 
 def _rate_option(*names: str, text: str) -> Command:

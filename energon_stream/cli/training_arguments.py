@@ -11,6 +11,7 @@ from energon_stream.cli.options import (
     dataset_config_option,
     find_cache,
     option_group,
+    parsed,
     split_config_option,
 )
 from energon_stream.config.planned_packs import PlannedPacking
@@ -28,23 +29,19 @@ order_options = option_group(
     click.option(
         "--parts",
         metavar="NAME,…",
-        callback=lambda ctx, option, value: None if value is None else value.split(","),
+        callback=parsed(lambda text: text.split(",")),
         help="Parts that training reads, if it names them.",
     ),
     click.option(
         "--subset",
         metavar="FIRST,LAST",
-        callback=lambda ctx, option, value: None if value is None else _subset(value),
+        callback=parsed(lambda text: [int(end) if end.isdecimal() else end for end in text.split(",")]),
         help="Share of the data: 10%,50% or 0,1000 or 1000,end.",
     ),
     split_config_option,
     dataset_config_option,
 )
 """The options that determine the order of samples."""
-
-
-def _subset(text: str) -> list[str | int]:
-    return [int(end) if end.isdecimal() else end for end in text.split(",")]
 
 
 training_options = option_group(

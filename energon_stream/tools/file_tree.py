@@ -37,15 +37,9 @@ class FileTree:
 
     Folders are those of the sample keys. Keys with an empty component, ``.`` or ``..`` have no path.
 
-    Args:
-        spec: The dataset, which must be prepared.
-        sample_folders: True for a folder for each sample: ``key/part`` instead of ``key.part``.
-        allow_slow: Accept an index without the places of parts, as older versions wrote. The headers of each
-            sample are read from the tar then.
-
-    Raises:
-        NotPreparedError: The dataset has no index, or one without places of parts.
-        StorageError: The store did not deliver.
+    With ``sample_folders``, each sample has a folder: ``key/part`` instead of ``key.part``. ``allow_slow``
+    accepts an index without the places of parts, as older versions wrote: the headers of each sample are read
+    from the tar then. Raises NotPreparedError if the dataset has no index, or one that is not accepted.
 
     Example:
         >>> from energon_stream.storage import StoreSpec
@@ -114,9 +108,7 @@ class FileTree:
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Return bytes of a file, fewer at its end.
 
-        Raises:
-            ObjectNotFoundError: There is no such file.
-            ObjectChangedError: The tar was replaced since it was first read.
+        Raises ObjectNotFoundError if there is no such file, and ObjectChangedError if the tar was replaced.
         """
         part = self._part(path)
         if part is None:

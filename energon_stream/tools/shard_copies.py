@@ -72,7 +72,7 @@ def local_copy(store: Store, entry: ListEntry, is_needed: bool = True) -> Iterat
 
 
 class SampleRange(NamedTuple):
-    """SampleRange of a sample."""
+    """Where a sample is."""
 
     shard: str  # path of the tar
     start: int  # first byte
@@ -82,11 +82,8 @@ class SampleRange(NamedTuple):
 def read_samples(store: Store, places: Iterable[SampleRange]) -> Iterator[dict[str, str | memoryview]]:
     """Yield samples as ``ShardWriter`` takes them, in order. Only their bytes are fetched.
 
-    Samples that follow each other share a request. Up to 16 requests run ahead.
-
-    Raises:
-        IndexMismatchError: A range does not hold one sample.
-        ObjectChangedError: A tar was replaced meanwhile.
+    Samples that follow each other share a request. Up to 16 requests run ahead. Raises IndexMismatchError if
+    a range does not hold one sample, and ObjectChangedError if a tar was replaced meanwhile.
     """
     fetcher, etags = shared_fetcher(), dict[str, str | None]()
     waiting: deque[tuple[list[SampleRange], Future[Body]]] = deque()

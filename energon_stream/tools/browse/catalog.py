@@ -44,16 +44,7 @@ class Entry:
 class Catalog:
     """The datasets of a path, opened when they are looked at. For any threads.
 
-    Args:
-        path: Path or URL of a dataset or metadataset.
-        storage_options: Credentials and the like.
-        split_config: File in ``.nv-meta`` with the split parts, for single datasets.
-        dataset_config: File there that describes the samples.
-
-    Raises:
-        NotPreparedError: There is neither metadata nor a tar.
-        DatasetError: The metadata is wrong.
-        StorageError: The store did not deliver.
+    Raises NotPreparedError if there is neither metadata nor a tar, and DatasetError if the metadata is wrong.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from energon_stream.tools.browse.training import Run, StepFinder, number
 if TYPE_CHECKING:
     from energon_stream.limits import Limits
     from energon_stream.tools.browse.catalog import Catalog
-    from energon_stream.tools.browse.sample_source import Match, Source
+    from energon_stream.tools.browse.sample_source import Match
     from energon_stream.tools.browse.shown_parts import Part, Sample
 
 PAGE = 50
@@ -31,14 +31,7 @@ _TEXTS = (Kind.TEXT, Kind.JSON)
 
 
 class Pages:
-    """Answers the questions of the page. For any threads.
-
-    Args:
-        catalog: The datasets.
-        steps: Finds the samples of steps.
-        run: The training whose steps are shown first.
-        limits: Bounds on what data may cost.
-    """
+    """Answers the questions of the page. For any threads. The steps of ``run`` are shown first."""
 
     def __init__(self, catalog: Catalog, steps: StepFinder, run: Run, limits: Limits) -> None:
         self._catalog, self._steps, self._run, self._limits = catalog, steps, run, limits
@@ -109,11 +102,11 @@ class Pages:
 
         Raises ConfigError if there is no such dataset, and NotPreparedError if keys are not indexed.
         """
-        source, text = self._opened(query), query.get("text", "")
-        shards = source.find_shards(text, _MOST_FOUND)
+        source = self._catalog.source(self._catalog.open(number(query, "entry", 0)))
+        text = query.get("text", "")
         return {
             "samples": [_match(found) for found in source.find(text, _MOST_FOUND)],
-            "shards": [_match(found) for found in shards],
+            "shards": [_match(found) for found in source.find_shards(text, _MOST_FOUND)],
             "most": _MOST_FOUND,
         }
 
@@ -155,9 +148,6 @@ class Pages:
         if place >= len(found.parts):
             raise ConfigError(f"the sample has no part number {place}")
         return f"{found.shard or ''}/{found.key}.{found.parts[place].name}", found.parts[place]
-
-    def _opened(self, query: Mapping[str, str]) -> Source:
-        return self._catalog.source(self._catalog.open(number(query, "entry", 0)))
 
     def _sample(self, query: Mapping[str, str]) -> tuple[int, Sample]:
         place, wanted = number(query, "source", 0), number(query, "number", 0)

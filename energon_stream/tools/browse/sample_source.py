@@ -60,9 +60,7 @@ class Match:
 class Source:
     """One dataset, with the samples that were looked at last in memory. For any threads.
 
-    Args:
-        index: The opened dataset.
-        shards: Paths of all shards of the folder, in the order of the index; empty if unknown.
+    ``shards`` are the paths of all shards of the folder, in the order of the index; empty if unknown.
     """
 
     def __init__(self, index: DatasetIndex, shards: Sequence[str] = ()) -> None:
@@ -90,11 +88,7 @@ class Source:
         return [found[number] for number in numbers]
 
     def find(self, key: str, most: int) -> list[Match]:
-        """Return the samples whose keys begin with a text.
-
-        Raises:
-            NotPreparedError: The dataset has no index of keys.
-        """
+        """Return the samples whose keys begin with a text. Raises NotPreparedError if keys have no index."""
         index, opened = self.index, self.part_index()
         if not isinstance(index, WebDatasetIndex) or opened is None or index.shard_ids is None:
             raise NotPreparedError(

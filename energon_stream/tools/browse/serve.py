@@ -88,15 +88,8 @@ def serving(
         listener = socket.create_server((_HOST, port))
     except OSError as error:
         raise ConfigError(f"port {port} cannot be used: {error}", hint="give another one") from error
-    config = config_type(
-        app,
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        timeout_graceful_shutdown=_STOP_SECONDS,
-    )
-    server = server_type(config)
+    quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
+    server = server_type(config_type(app, lifespan="off", timeout_graceful_shutdown=_STOP_SECONDS, **quiet))
     thread = threading.Thread(target=server.run, args=([listener],), name="browse", daemon=True)
     thread.start()
     try:

@@ -62,11 +62,8 @@ def _as_jpeg(image: Any) -> bytes:
 def draw_first_frame(part: Part, side: int, limits: Limits, where: str) -> bytes:
     """Return the first key frame of a video as a JPEG file that fits a square of ``side`` pixels.
 
-    Raises:
-        PartLimitError: A frame has more pixels than the limits allow.
-        DecodeError: The video is damaged, or its first frame lies behind 32 MiB that must be read.
-        MissingPackageError: PyAV is not installed.
-        StorageError: The store did not deliver.
+    Raises PartLimitError if a frame has more pixels than the limits allow, DecodeError if the video is
+    damaged or its first frame lies behind 32 MiB, and MissingPackageError without PyAV.
     """
     file = cast("BinaryIO", _PartFile(part, where))
     with _VIDEOS_AT_ONCE, open_container(file, formats=_FORMATS) as container:

@@ -23,10 +23,7 @@ Operator = Literal["contains", "equals"]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A condition on one field of a sample.
-
-    Raises:
-        ConfigError: The operator is unknown.
+    """A condition on one field of a sample. Raises ConfigError if the operator is unknown.
 
     Example:
         >>> texts = {"txt": "A Dog", "json": '{"user": {"age": 7}}'}

@@ -20,15 +20,11 @@ class Line:
     The program and the sending of requests are Python's, which takes turns. Requests are sent one after
     another. Answers share the line equally, so one number, the work that each answer on the line has got
     since the beginning, says when each is received.
-
-    Attributes:
-        now: Seconds since the beginning.
-        waited: Seconds of these that the program waited.
     """
 
     def __init__(self, costs: Costs, begin: float = 0.0) -> None:
-        self.now: float = begin
-        self.waited: float = 0.0
+        self.now: float = begin  # seconds since the beginning
+        self.waited: float = 0.0  # seconds of these that the program waited
         self._is_one_core = costs.is_one_core
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._sending: deque[tuple[float, Callable[[], None]]] = deque()
@@ -52,11 +48,7 @@ class Line:
         heapq.heappush(self._receiving, (self._shared + work, self._count, action))
 
     def step(self) -> None:
-        """Go on to the next event, while the program waits.
-
-        Raises:
-            RuntimeError: Nothing is under way.
-        """
+        """Go on to the next event, while the program waits."""
         python, line = self._shares(is_working=False)
         time = self._next(python, line)
         if time == math.inf:

@@ -174,16 +174,11 @@ def _describe(locator: Locator, number: int, start: int, size: int) -> tuple[str
 
 
 def samples_of_step(dataset: ReaderDataset, step: int, batch_size: int) -> Refs:
-    """Return the samples of one step, in order; no sample is read.
+    """Return the samples of one step of a rank, in order; no sample is read.
 
-    Args:
-        dataset: The dataset at the bottom of the training, whose configuration names rank and streams. Steps
-            of samples that the encoder filters or packs consume other numbers of them.
-        step: Step of the rank, counted from 0.
-        batch_size: Samples of a step; in planned packing, packs.
-
-    Raises:
-        ConfigError: The step or the batch size is negative, or there are too many samples before the step.
+    ``dataset`` is the one at the bottom of the training, whose configuration names rank and streams;
+    ``batch_size`` counts samples of a step, in planned packing packs. Raises ConfigError if a number is
+    negative, or too many samples come before the step.
 
     Example:
         >>> from energon_stream import WorkerConfig

@@ -110,11 +110,7 @@ class Forecast:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes, for JSON; of the order its figures, without the map."""
-        order = {
-            "spread": self.order.spread,
-            "shards": self.order.shards,
-            "neighbours": self.order.neighbours,
-        }
+        order = {name: getattr(self.order, name) for name in ("spread", "shards", "neighbours")}
         names = ("steps", "samples", "requests", "size", "cached_bytes", "objects")
         return {name: getattr(self, name) for name in names} | {"reasons": dict(self.reasons), "order": order}
 
@@ -203,10 +199,7 @@ def _shard_starts(dataset: ReaderDataset) -> tuple[Int64Array, int]:
 def map_order(positions: Sequence[Int64Array] | Int64Array, shard_starts: Int64Array, total: int) -> OrderMap:
     """Count samples by position and step, and rate the shuffle.
 
-    Args:
-        positions: Positions of the samples of each step, ``int64``.
-        shard_starts: ``int64 [shards]``, position of each shard's first sample, ascending.
-        total: Number of samples of the data.
+    ``shard_starts`` are the positions of each shard's first sample, ascending, ``int64 [shards]``.
     """
     steps = len(positions)
     sizes = np.array([len(step) for step in positions])
@@ -230,8 +223,7 @@ def _spread(positions: npt.NDArray[np.int64], total: int) -> float:
     if batch < 2 or total < 2:
         return 0.0
     ordered = np.sort(positions, axis=1).astype(np.float64)
-    weights = 2 * np.arange(batch) - (
-        batch - 1
-    )  # how often each is the larger one of a pair, less the smaller
+    # how often each is the larger one of a pair, less the smaller
+    weights = 2 * np.arange(batch) - (batch - 1)
     distance = (ordered @ weights).mean() * 2 / (batch * (batch - 1))
     return float(distance / ((total + 1) / 3))

@@ -133,20 +133,14 @@ def simulate(
 
 
 class _Process:
-    """A process in virtual time.
-
-    Attributes:
-        line: Its clock.
-        fetcher: Its requests.
-        first_batch: When it had its first batch.
-    """
+    """A process in virtual time."""
 
     def __init__(
         self, store: StoreModel, costs: Costs, in_flight: int, seed: int, begin: float = 0.0
     ) -> None:
         self.line = Line(costs, begin)
         self.fetcher = VirtualFetcher(self.line, store, costs, in_flight, seed)
-        self.first_batch = math.inf
+        self.first_batch = math.inf  # when it had its first batch
         self._costs = costs
 
     def open(self, log: RequestLog) -> None:

@@ -79,9 +79,6 @@ class VirtualFetcher(Fetcher):
 
     It shares scheduler and retries with :class:`Fetcher`. A function of :meth:`ask` runs at once; its
     result comes when the model has answered the requests that it made.
-
-    Attributes:
-        counts: Requests and bytes so far.
     """
 
     def __init__(self, line: Line, store: StoreModel, costs: Costs, in_flight: int, seed: int) -> None:

@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 
 
 class TopApp(App[None]):
-    """Shows a board, and reads it again every second.
-
-    Args:
-        read: Returns the board.
-        name: The folder, for the title.
-    """
+    """Shows a board, and reads it again every second. The title has the folder's ``name``."""
 
     TITLE: str | None = "energon-stream top"
     BINDINGS: ClassVar = [("q", "quit", "Quit")]
