@@ -6,7 +6,7 @@ from pathlib import Path
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.testing.s3server import S3Server
 from energon_stream.tools.doctor import measure as bench
-from energon_stream.tools.doctor.bench_report import picture
+from energon_stream.tools.doctor.measure import picture
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name, S3Server(own_process=True) as server:

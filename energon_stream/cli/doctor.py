@@ -12,7 +12,7 @@ from energon_stream.cli.terminal import echo, emit, wants_json
 from energon_stream.cli.training_arguments import order_options, require_batch_size
 from energon_stream.tools.doctor import BenchRun, Diagnosis, diagnose
 from energon_stream.tools.doctor import bench as measure
-from energon_stream.tools.doctor.bench_report import page, picture
+from energon_stream.tools.doctor.measure import page, picture
 
 
 @click.command()

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 @flag("--media", help="Make the table of the media metadata that prepare found.")
 @click.option("--remove", metavar="NAME", help="Remove this table.")
 def table(
-    path: str,
-    file: str | None,
-    name: str | None,
-    media: bool,
-    remove: str | None,
-    storage_options: dict[str, Any] | None,
+    path: str, file: str | None, name: str | None, media: bool, remove: str | None, **options: Any
 ) -> None:
     """Put a table of values beside the index of a dataset, for views.
 
@@ -39,16 +34,16 @@ def table(
     if name is not None and file is None and not media:
         raise click.UsageError("--name is for a table that is added; give FILE or --media")
     if remove is not None:
-        remove_table(path, remove, storage_options=storage_options)
+        remove_table(path, remove, **options)
         emit({"removed": remove}, lambda: echo(f"removed {remove}"))
         return
     found: tuple[TableReport, ...]
     if file is not None:
-        found = (add_table(path, file, name=name or "samples", storage_options=storage_options),)
+        found = (add_table(path, file, name=name or "samples", **options),)
     elif media:
-        found = (add_media_table(path, name=name or "media", storage_options=storage_options),)
+        found = (add_media_table(path, name=name or "media", **options),)
     else:
-        found = list_tables(path, storage_options=storage_options)
+        found = list_tables(path, **options)
     emit({"tables": [{"name": each.name, **asdict(each)} for each in found]}, lambda: _show(found))
 
 
@@ -57,6 +52,5 @@ def _show(tables: tuple[TableReport, ...]) -> None:
         echo("the dataset has no tables")
     for each in tables:
         columns = ", ".join(f"{name} ({kind})" for name, kind in each.columns.items())
-        echo(
-            f"{each.name}: {each.rows:,} rows of {columns}{'' if each.fits else '; OLDER THAN THE INDEX: add it again'}"
-        )
+        warning = "" if each.fits else "; OLDER THAN THE INDEX: add it again"
+        echo(f"{each.name}: {each.rows:,} rows of {columns}{warning}")

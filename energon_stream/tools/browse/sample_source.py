@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from energon_stream.errors import (
     NotPreparedError,
     ObjectNotFoundError,
 )
+from energon_stream.index.database import index_database
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.entries import OffsetCache
 from energon_stream.index.objects import as_errors_of_shards
@@ -26,13 +27,13 @@ from energon_stream.read.locating import load_entries
 from energon_stream.read.open_locator import open_locator
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.schedule import Refs
-from energon_stream.storage import ByteRange, shared_fetcher
+from energon_stream.storage import ByteRange, StoreSpec, shared_fetcher
 from energon_stream.tar.format import walk_sample
-from energon_stream.tools.browse.part_index import PartIndex
 from energon_stream.tools.browse.shown_parts import Part, Place, Sample, texts_span, with_bytes
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.index.database import IndexDatabase
     from energon_stream.index.dataset import DatasetIndex
     from energon_stream.read.locator import Locator, RawSample
     from energon_stream.tar.format import Member
@@ -46,6 +47,17 @@ _TEXT_BYTES = 64 << 10
 _HEADERS = 64 << 10
 """Bytes of a request for the headers of a large sample that is not indexed."""
 _KEPT_BYTES = 256 << 20
+_HAS_PARTS = "SELECT 1 FROM sqlite_master WHERE name = 'sample_parts'"
+_PARTS = """
+SELECT sample_key, part_name, content_byte_offset, content_byte_size
+FROM samples JOIN sample_parts USING (tar_file_id, sample_index)
+WHERE tar_file_id = ? AND sample_index = ? ORDER BY content_byte_offset
+"""
+_KEYS = """
+SELECT sample_key, tar_file_id, sample_index FROM samples
+WHERE sample_key >= ? AND sample_key < ? ORDER BY sample_key LIMIT ?
+"""
+_LAST = "\U0010ffff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,50 @@ class Match:
     key: str
     shard: str
     number: int | None  # in the dataset; None if it is of another split part, or excluded with its shard
+
+
+class _PartIndex:
+    """The ``index.sqlite`` of one dataset: the places of single samples' parts, and which sample has a key.
+
+    Its methods raise MetadataError if the index says something impossible.
+    """
+
+    def __init__(self, database: IndexDatabase) -> None:
+        self._database = database
+        self.has_parts: bool = bool(database.checked_rows(_HAS_PARTS, ()))
+
+    @classmethod
+    def open(cls, spec: StoreSpec) -> _PartIndex | None:
+        """Open the index of a dataset; None if it has none."""
+        try:
+            return cls(index_database(spec))
+        except ObjectNotFoundError:
+            return None
+
+    def parts(self, shard_id: int, number: int) -> tuple[str, list[tuple[str, int, int]]] | None:
+        """Return a sample's key, and name, first byte and size of its parts; None if it has none."""
+        rows = self._database.checked_rows(_PARTS, (shard_id, number))
+        for row in rows:
+            self._check(row, (str, str, int, int), min(row[2:], default=0) if _are_ints(row[2:]) else 0)
+        return (rows[0][0], [(name, start, size) for _, name, start, size in rows]) if rows else None
+
+    def find(self, key: str, most: int) -> list[tuple[str, int, int]]:
+        """Return key, number of the shard and number in it of the samples whose keys begin with a text."""
+        try:
+            rows = self._database.checked_rows(_KEYS, (key, key + _LAST, most))
+        except UnicodeEncodeError:  # no key has such characters
+            return []
+        for row in rows:
+            self._check(row, (str, int, int), 0)
+        return rows
+
+    def _check(self, row: Sequence[Any], types: tuple[type, ...], least: int) -> None:
+        if tuple(map(type, row)) != types or least < 0:
+            raise self._database.damaged(f"a row is {row!r:.120}")
+
+
+def _are_ints(values: Sequence[Any]) -> bool:
+    return all(type(value) is int for value in values)
 
 
 class Source:
@@ -71,7 +127,7 @@ class Source:
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._kept: OrderedDict[int, Sample] = OrderedDict()
-        self._part_index: PartIndex | None = None
+        self._part_index: _PartIndex | None = None
         self._is_looked_for = False
 
     def load(self, numbers: Sequence[int]) -> list[Sample]:
@@ -99,14 +155,14 @@ class Source:
         places = {shard: place for place, shard in enumerate(index.shard_ids.tolist())}
         shard, in_tar, inner = key.partition(".tar/")
         matches = []
-        for found in opened.find(inner if in_tar else key, most):
-            place = places.get(found.shard_id)
-            path = self._shards[found.shard_id] if found.shard_id < len(self._shards) else ""
+        for found, shard_id, at in opened.find(inner if in_tar else key, most):
+            place = places.get(shard_id)
+            path = self._shards[shard_id] if shard_id < len(self._shards) else ""
             path = path if place is None else index.shard_paths[place]
             if in_tar and path != f"{shard}.tar":
                 continue
-            number = None if place is None else int(index.shard_starts[place]) + found.number
-            matches.append(Match(found.key, path, number))
+            number = None if place is None else int(index.shard_starts[place]) + at
+            matches.append(Match(found, path, number))
         return matches
 
     def find_shards(self, text: str, most: int) -> list[Match]:
@@ -115,14 +171,14 @@ class Source:
         found = [place for place, path in enumerate(paths) if text in path][:most]
         return [Match("", paths[place], int(starts[place])) for place in found]
 
-    def part_index(self) -> PartIndex | None:
+    def part_index(self) -> _PartIndex | None:
         """Return the dataset's ``index.sqlite``, opened at the first call; None if it has none."""
         index = self.index
         if not isinstance(index, WebDatasetIndex) or index.plain is not None:
             return None
         with self._opening:
             if not self._is_looked_for:
-                self._part_index = PartIndex.open(index.spec)
+                self._part_index = _PartIndex.open(index.spec)
                 self._is_looked_for = True
             return self._part_index
 

@@ -14,7 +14,6 @@ from PIL import Image
 from energon_stream.cli.main import main
 from energon_stream.errors import ConfigError, DatasetError
 from energon_stream.testing.datasets import prepared_binary_dataset
-from energon_stream.tools.doctor.bench_report import page, picture
 from energon_stream.tools.doctor.measure import (
     BenchReport,
     BenchRun,
@@ -22,6 +21,8 @@ from energon_stream.tools.doctor.measure import (
     _sweep,
     bench,
     best_of,
+    page,
+    picture,
     processors,
 )
 
