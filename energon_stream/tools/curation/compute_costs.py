@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
+import pkgutil
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -70,27 +70,20 @@ class CostReport:
     largest: float
 
 
-@dataclass(frozen=True, slots=True)
-class NamedFunction:
-    """A function by its name, ``package.module:function``; imported where it is called."""
-
-    name: str
-
-    def __call__(self, sample: dict[str, Any]) -> float:
-        """Call it."""
-        return float(_imported(self.name)(sample))
+def _call_named(name: str, sample: dict[str, Any]) -> float:
+    """Call a function by its name, ``package.module:function``, which each process imports for itself."""
+    return float(_imported(name)(sample))
 
 
 @lru_cache(maxsize=8)
 def _imported(name: str) -> CostFunction:
-    module, colon, function = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise ConfigError(f"{name!r} is no function", hint="give package.module:function")
     if os.getcwd() not in sys.path:  # as `python -m` does, for modules of the current folder
         sys.path.insert(0, os.getcwd())
     try:
-        found: CostFunction = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+        found: CostFunction = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{name} cannot be imported: {error}", hint="check its name") from error
     return found
 
@@ -196,10 +189,13 @@ def _compute(
 
     Shards that have costs of that function are not read.
     """
-    call = NamedFunction(function) if isinstance(function, str) else function
     if isinstance(function, str):
-        _imported(function)
-    made_by = function if isinstance(function, str) else _name_of(function)
+        _imported(function)  # fails before processes begin
+        call: CostFunction = partial(_call_named, function)
+        made_by = function
+    else:
+        call, name_of = function, getattr(function, "__qualname__", type(function).__qualname__)
+        made_by = f"{getattr(function, '__module__', '')}:{name_of}"
     kept: dict[str, Any] = {}
     try:
         saved = None if force else load_costs(spec.open(), name)
@@ -231,10 +227,6 @@ def _library() -> str:
         return metadata.version("energon-stream")
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-def _name_of(function: Any) -> str:
-    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
 def _of_shard(spec: StoreSpec, function: CostFunction, entry: ListEntry) -> Any:
