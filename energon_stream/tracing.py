@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -38,8 +38,9 @@ class TraceRecorder:
         [('get', 500000.0)]
     """
 
-    def __init__(self) -> None:
-        # Why a planned request ends where it does, by the object's URL and first byte.
+    def __init__(self, most: int = _MOST, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._most, self._clock = most, clock
+        # Why a planned request ends where it does, by the object\'s URL and first byte.
         self.reasons: dict[tuple[str, int], str] = {}
         self.dropped: int = 0
         self._events: list[_Event] = []
@@ -49,7 +50,7 @@ class TraceRecorder:
         self, name: str, category: str, begin: float, end: float, *, thread: int | None = None, **values: Any
     ) -> None:
         """Add an event between two times of ``time.perf_counter``, of a thread; None for this one."""
-        if len(self._events) >= _MOST:
+        if len(self._events) >= self._most:
             self.dropped += 1
             return
         ident = threading.get_ident() if thread is None else thread
@@ -59,7 +60,7 @@ class TraceRecorder:
 
     def look(self, cause: str, function: str | None, thread: int) -> None:
         """Add a look at the stack of a thread."""
-        now = time.perf_counter()
+        now = self._clock()
         values = {} if function is None else {"function": function}
         self.add(cause, "look", now, now, thread=thread, **values)
 

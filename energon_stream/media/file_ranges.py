@@ -120,14 +120,14 @@ class Allowance:
     """Bytes that requests made ahead may hold in a process. It counts a request until its bytes are freed."""
 
     def __init__(self, most: int) -> None:
-        self._lock, self._left = threading.Lock(), most
+        self._lock, self.left = threading.Lock(), most
 
     def take(self, size: int) -> bool:
         """Take bytes; return False if too few are left."""
         with self._lock:
-            if size > self._left:
+            if size > self.left:
                 return False
-            self._left -= size
+            self.left -= size
             return True
 
 

@@ -26,6 +26,7 @@ from energon_stream.errors import (
     UnsupportedStoreError,
 )
 from energon_stream.fork import PerProcess, before_forks
+from energon_stream.storage import _provider
 from energon_stream.storage._answers import RemoteStore, short_body
 from energon_stream.storage._causes import NO_ANSWER, cause_in
 from energon_stream.storage._obstore_config import (
@@ -61,7 +62,6 @@ _BAD_ANSWERS = {
 
 _ABSENT = ".energon-stream-absent"  # name of an object that no bucket has
 _RENEWABLE = (SessionCredentials, ProvidedCredentials)
-_BETWEEN_RENEWALS = 1.0  # seconds; a provider may start a program or ask a server
 _REGION_TIMEOUT = 5.0
 
 _clients: PerProcess[_Client] = PerProcess()
@@ -251,7 +251,7 @@ class _Client:
         """Take other credentials from the provider. Return whether there are others than the refused ones."""
         with self._lock:
             now = time.monotonic()
-            if now - self._renewed_at < _BETWEEN_RENEWALS:
+            if now - self._renewed_at < _provider.BETWEEN_RENEWALS:
                 return self._is_renewed
             self._renewed_at = now
             provider, before = self._config.credentials, self._handed_out

@@ -13,6 +13,7 @@ OPTION = "credential_provider"
 FAILED = "the credential provider failed"
 """How the message of an error begins; obstore passes on nothing but the message."""
 
+BETWEEN_RENEWALS = 1.0  # seconds; a provider may start a program or ask a server
 _NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 _BEFORE_END = 60  # seconds before the end of credentials at which s3fs asks for others
 

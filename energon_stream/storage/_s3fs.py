@@ -14,6 +14,7 @@ from fsspec.asyn import sync
 
 from energon_stream.errors import TransientStorageError
 from energon_stream.fork import PerProcess
+from energon_stream.storage import _provider
 from energon_stream.storage._answers import short_body
 from energon_stream.storage._fsspec import FsspecStore, file_systems
 from energon_stream.storage._provider import OPTION, ProvidedCredentials, use_in_session
@@ -21,7 +22,6 @@ from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
 
 _CONNECTIONS = 64
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 5, 20  # seconds; botocore's are 60
-_BETWEEN_RENEWALS = 1.0  # seconds; a provider may start a program or ask a server
 _FIRST_ANSWER = 9.0  # seconds that an unknown server gets for its first answer
 # The descriptions that a client of S3 is made from, as botocore.client and botocore.session name them.
 _SERVICE_FILES = ("service-2", "endpoint-rule-set-1")
@@ -169,7 +169,7 @@ class S3fsStore(FsspecStore):
             if self._fs is not used:  # another store, or request, had its credentials replaced
                 return True
             now = time.monotonic()
-            if now - self._renewed_at < _BETWEEN_RENEWALS:
+            if now - self._renewed_at < _provider.BETWEEN_RENEWALS:
                 return self._is_renewed  # another request, refused at the same time, has asked for others
             self._renewed_at = now
             before = _credentials(used)

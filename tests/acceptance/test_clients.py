@@ -287,19 +287,14 @@ def test_c09_marks_in_every_form(data, mark):
     assert marked.__failure_tolerance__ == 100
 
 
-def test_c10_seeds_come_from_the_active_configuration(monkeypatch):
-    class Fake:
-        active_worker_sample_index = 7
-
-        def worker_seed(self):
-            return 1234
-
+def test_c10_seeds_come_from_the_active_configuration():
+    config = WorkerConfig(0, 1, 0)
     draw = stateless(restore_seeds=True)(lambda: torch.rand(()).item())
-    monkeypatch.setattr(WorkerConfig, "active_worker_config", Fake())
-    first = draw()
-    assert draw() == first
-    Fake.active_worker_sample_index = 8
-    assert draw() != first
+    with config.activate(0, 7):
+        first = draw()
+        assert draw() == first
+    with config.activate(0, 8):
+        assert draw() != first
 
 
 @dataclass

@@ -197,9 +197,9 @@ def test_clear_while_a_range_is_being_fetched(run, config, cache):
     assert len(origin.asked) == 2
 
 
-def test_a_directory_that_must_not_be_written(run, cache, filled, monkeypatch):
+def test_a_directory_that_must_not_be_written(run, cache, filled, system):
     def refuse(*arguments):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "unlink", refuse)
+    system(unlink=refuse)
     assert "the cache cannot be changed: Permission denied" in run("clear", status=1)

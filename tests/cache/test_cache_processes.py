@@ -190,8 +190,8 @@ def test_who_must_not_wait_does_not(config, tmp_path):
         fetcher.join()
 
 
-def test_a_stopped_process_that_holds_the_ledger_does_not_stop_reads(config, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("energon_stream.cache.locks.PATIENCE", 0.05)
+@pytest.mark.parametrize("patience", [0.05], indirect=True)
+def test_a_stopped_process_that_holds_the_ledger_does_not_stop_reads(config, tmp_path, caplog):
     BlockCache(config)
     sign = tmp_path / "sign"
 

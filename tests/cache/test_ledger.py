@@ -167,9 +167,9 @@ def test_threads_that_write_side_by_side(ledger, tmp_path):
     assert ledger.usage() == (begin + sum(range(400)), 0)
 
 
-def test_who_counts_holds_off_all_threads(ledger, opened, monkeypatch):
+@pytest.mark.parametrize("patience", [0.05], indirect=True)
+def test_who_counts_holds_off_all_threads(ledger, opened):
     """Each waits only as long as one does."""
-    monkeypatch.setattr("energon_stream.cache.locks.PATIENCE", 0.05)
 
     def write(_):
         with pytest.raises(Busy), ledger.writing():

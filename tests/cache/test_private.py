@@ -1,7 +1,6 @@
 """A cache in a folder that others can reach: links, owners, modes, and file systems without locks."""
 
 import errno
-import fcntl
 import os
 import stat
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ from energon_stream.cache.kept_files import KeptFiles
 from energon_stream.cache.ledger import CacheLimits, Ledger
 from energon_stream.cache.maintenance import verify_cache
 from energon_stream.errors import CacheDirectoryError, WorkerError
-from energon_stream.storage import ByteRange, StoreSpec, run_isolated
+from energon_stream.storage import ByteRange, LocalStore, StoreSpec, run_isolated
 
 OTHER = 12345  # a user who is neither root nor this one
 
@@ -35,14 +34,14 @@ def directory(config):
 
 
 @pytest.fixture
-def as_user(monkeypatch):
+def as_user(system):
     """Look at owners as a process of a user does that is not root."""
     uid = os.geteuid() or 1000
-    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    system(geteuid=lambda: uid)
     return uid
 
 
-def owned_by(monkeypatch, owners):
+def owned_by(system, owners):
     """Make files seem to belong to others: owner by path. Only root could give them away."""
     real = {name: getattr(os, name) for name in ("lstat", "stat", "fstat")}
 
@@ -54,9 +53,7 @@ def owned_by(monkeypatch, owners):
         return os.stat_result(fields, {"st_blocks": status.st_blocks, "st_mtime_ns": status.st_mtime_ns})
 
     for name, function in real.items():
-        monkeypatch.setattr(
-            os, name, lambda path, function=function, **options: seen(path, function(path, **options))
-        )
+        system(**{name: lambda path, function=function, **options: seen(path, function(path, **options))})
 
 
 def modes(folder):
@@ -68,12 +65,18 @@ def modes(folder):
     return found
 
 
+class Unlisted(LocalStore):
+    """Lists nothing, though folders may not be read at this umask."""
+
+    def list(self, prefix=""):
+        return iter(())
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
-def test_folders_and_files_are_private_whatever_the_umask(config, origin, tmp_path, umask, monkeypatch):
+def test_folders_and_files_are_private_whatever_the_umask(config, origin, tmp_path, umask):
     (tmp_path / "objects").mkdir()
     (tmp_path / "objects" / "key").write_bytes(b"data")
-    store = StoreSpec(f"file://{tmp_path}/objects").open()
-    monkeypatch.setattr(type(store), "list", lambda self: iter(()))
+    store = Unlisted(f"file://{tmp_path}/objects")
     before = os.umask(umask)
     try:
         origin.read(BlockCache(config))
@@ -151,18 +154,16 @@ def test_a_link_in_a_cache_in_use_never_reaches_its_victim(config, origin, victi
 
 
 @pytest.mark.parametrize("name", ["root.json.new", "object.json.new"])
-def test_a_link_in_place_of_a_temporary_file_is_not_written_through(
-    config, origin, victim, name, monkeypatch
-):
+def test_a_link_in_place_of_a_temporary_file_is_not_written_through(config, origin, victim, name, system):
     cache = BlockCache(config)
-    make = private.make_folder
+    make = os.mkdir
 
-    def plant(path):
-        make(path)
+    def plant(path, *mode, **options):
+        make(path, *mode, **options)
         if not os.path.lexists(os.path.join(path, name)):
             os.symlink(victim, os.path.join(path, name))
 
-    monkeypatch.setattr("energon_stream.cache.directory.make_folder", plant)
+    system(mkdir=plant)
     origin.read(cache)
     assert victim.read_bytes() == b"precious"
 
@@ -204,9 +205,9 @@ def test_what_others_left_in_a_folder_that_they_could_write_is_found(config, vic
 
 
 @pytest.mark.parametrize("name", ["", "v1", "v1/data", "v1/usage"])
-def test_what_belongs_to_another_user_is_refused(config, as_user, monkeypatch, name):
+def test_what_belongs_to_another_user_is_refused(config, as_user, system, name):
     owner = {}
-    owned_by(monkeypatch, owner)
+    owned_by(system, owner)
     BlockCache(config)
     owner[os.path.join(config.directory, name).rstrip("/")] = OTHER
     with pytest.raises(CacheDirectoryError, match=rf"user {OTHER}.*user {as_user}.*each user needs one"):
@@ -215,9 +216,9 @@ def test_what_belongs_to_another_user_is_refused(config, as_user, monkeypatch, n
     BlockCache(config)
 
 
-def test_a_link_of_another_user_to_the_cache_is_refused(config, as_user, monkeypatch, tmp_path):
+def test_a_link_of_another_user_to_the_cache_is_refused(config, as_user, system, tmp_path):
     owner = {}
-    owned_by(monkeypatch, owner)
+    owned_by(system, owner)
     (tmp_path / "disk").mkdir()
     os.symlink(tmp_path / "disk", config.directory)
     BlockCache(config)  # one's own link to a larger disk is usual
@@ -226,9 +227,9 @@ def test_a_link_of_another_user_to_the_cache_is_refused(config, as_user, monkeyp
         BlockCache(config)
 
 
-def test_a_block_of_another_user_is_neither_read_nor_written(config, origin, as_user, monkeypatch, caplog):
+def test_a_block_of_another_user_is_neither_read_nor_written(config, origin, as_user, system, caplog):
     owner = {}
-    owned_by(monkeypatch, owner)
+    owned_by(system, owner)
     origin.read(BlockCache(config))
     owner.update(dict.fromkeys(block_files(config), OTHER))
     before = [os.stat(path).st_size for path in block_files(config)]
@@ -265,18 +266,18 @@ def test_real_owners_in_a_real_process(config, tmp_path):
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_refused(config, monkeypatch, code):
+def test_a_file_system_without_locks_is_refused(config, system, code):
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    system(fcntl=refuse)
     with pytest.raises(CacheDirectoryError, match=r"no locks.*Name a folder on a local disk"):
         BlockCache(config)
 
 
-def test_a_file_system_whose_locks_exclude_nobody_is_refused(config, monkeypatch):
+def test_a_file_system_whose_locks_exclude_nobody_is_refused(config, system):
     """As some network and user-space file systems: every lock succeeds."""
-    monkeypatch.setattr(fcntl, "fcntl", lambda *_: 0)
+    system(fcntl=lambda *_: 0)
     with pytest.raises(CacheDirectoryError, match="have no effect"):
         BlockCache(config)
 
@@ -289,7 +290,7 @@ def test_the_check_of_locks_passes_while_another_process_makes_it(config):
         private.check_locks(path)
 
 
-def test_a_cache_that_can_only_be_read_needs_no_check(config, origin, monkeypatch):
+def test_a_cache_that_can_only_be_read_needs_no_check(config, origin, system):
     origin.read(BlockCache(config))
     real = os.open
 
@@ -298,7 +299,7 @@ def test_a_cache_that_can_only_be_read_needs_no_check(config, origin, monkeypatc
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         return real(path, flags, *mode, **options)
 
-    monkeypatch.setattr(os, "open", read_only)
+    system(open=read_only)
     asked = origin.asked_bytes
     origin.read(BlockCache(config))
     assert origin.asked_bytes == asked

@@ -286,16 +286,17 @@ def test_a_file_size_limit_ends_caching_with_one_warning(tmp_path):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENOLCK])
-def test_any_error_in_writing_ends_caching_with_one_warning(cache, caplog, monkeypatch, code):
+def test_any_error_in_writing_ends_caching_with_one_warning(cache, caplog, system, code):
     first = Origin(BLOCK, path="first")
     first.read(cache)
 
     def fail(*arguments):
         raise OSError(code, os.strerror(code))
 
-    with monkeypatch.context() as patch:
-        patch.setattr("energon_stream.cache.block_file.write_all", fail)
-        fill(cache, 3)
+    write = os.pwrite
+    system(pwrite=fail)
+    fill(cache, 3)
+    system(pwrite=write)
     fill(cache, 3)
     first.read(cache)
     assert len(first.asked) == 1
@@ -303,7 +304,7 @@ def test_any_error_in_writing_ends_caching_with_one_warning(cache, caplog, monke
     assert len(caplog.records) == 1
 
 
-def test_a_disk_that_fails_in_reading_is_a_miss_and_a_warning(cache, origin, caplog, monkeypatch):
+def test_a_disk_that_fails_in_reading_is_a_miss_and_a_warning(cache, origin, caplog, monkeypatch, system):
     def fail(*arguments):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -312,7 +313,7 @@ def test_a_disk_that_fails_in_reading_is_a_miss_and_a_warning(cache, origin, cap
     origin.read(cache)
     origin.read(cache)
     assert len(origin.asked) == 3
-    monkeypatch.setattr("energon_stream.cache.locks.os.open", fail)
+    system(open=fail)
     origin.read(cache, 0, 10)
     assert cache.missing(origin.identity, 0, 10) == [ByteRange(0, 10)]
     assert "cannot be read (Input/output error)" in caplog.records[0].message

@@ -1,21 +1,21 @@
 """Commands start fast, end cleanly, and speak of flags; progress does not disturb pipes."""
 
-import functools
 import re
+import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr
 
-import click
 import pytest
 import torch
 from click.testing import CliRunner
+from hooked_store import hooked
 
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_stream.cli.main import in_flags, main
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.progress import Progress
 from energon_stream.state import dumps
-from energon_stream.storage import RetryPolicy
 from energon_stream.testing.datasets import captioning_dataset, prepared_captioning_dataset
 
 BLOCKED = """
@@ -112,14 +112,23 @@ def test_plain_words_stay_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("command", "hint"), [("prewarm", True), ("prepare", True), ("prepare-media", True), ("info", False)]
+    ("command", "options", "hint"),
+    [
+        ("prewarm", ["--cache-dir", "cache"], True),
+        ("prepare", [], True),
+        ("prepare-media", ["--media-metadata-by-extension"], True),
+        ("info", [], False),
+    ],
 )
-def test_an_interrupted_command_says_how_to_go_on(monkeypatch, command, hint):
-    def interrupt(self, ctx):
-        raise KeyboardInterrupt
+def test_an_interrupted_command_says_how_to_go_on(tmp_path, monkeypatch, command, options, hint):
+    monkeypatch.chdir(tmp_path)
 
-    monkeypatch.setattr(click.Command, "invoke", interrupt)
-    result = CliRunner().invoke(main, [command, "folder"])
+    def interrupt(method, *arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+        return method(*arguments, **options)
+
+    url = hooked(tmp_path, **dict.fromkeys(("get", "get_range", "get_suffix", "head", "list"), interrupt))
+    result = CliRunner().invoke(main, [command, url, *options])
     assert result.exit_code == 130
     assert "Interrupted." in result.output
     assert ("Run the command again" in result.output) is hint
@@ -142,8 +151,7 @@ def test_questions_that_get_no_answer_change_nothing(tmp_path):
 
 
 def test_an_endpoint_that_does_not_answer_is_named(monkeypatch):
-    no_waits = functools.partial(RetryPolicy, sleep=lambda seconds: None)
-    monkeypatch.setattr("energon_stream.storage.transports.RetryPolicy", no_waits)
+    monkeypatch.setenv("ENERGON_STREAM_RETRY_DEADLINE", "0.5")
     endpoint = "http://127.0.0.1:9"  # the discard port, which nothing listens on
     options = [f"--storage-option={option}" for option in (f"endpoint_url={endpoint}", "key=a", "secret=b")]
     result = CliRunner().invoke(main, ["info", "s3://bucket/data", *options])
@@ -166,23 +174,24 @@ class Terminal:
         pass
 
 
-def test_progress_begins_with_the_first_unit(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", Terminal(True))
-    with Progress(3, unit="tar") as progress:
-        assert not sys.stderr.text
+def test_progress_begins_with_the_first_unit():
+    with redirect_stderr(Terminal(True)) as shown, Progress(3, unit="tar") as progress:
+        assert not shown.text
         progress.reach(3)
-    assert re.search(r"100%.*3/3", sys.stderr.text)
+    assert re.search(r"100%.*3/3", shown.text)
 
 
 @pytest.mark.parametrize(
     ("log", "enabled", "shown"),
     [(False, None, 0), (False, False, 0), (False, True, 1), (True, None, 1), (True, False, 0)],
 )
-def test_progress_is_lines_in_a_log_and_nothing_in_a_pipe(monkeypatch, tmp_path, log, enabled, shown):
+def test_progress_is_lines_in_a_log_and_nothing_in_a_pipe(tmp_path, log, enabled, shown):
     now = [0.0]
     with open(tmp_path / "log", "w") as file:
-        monkeypatch.setattr(sys, "stderr", file if log else Terminal(False))
-        with Progress(1000, unit="tar", enabled=enabled, clock=lambda: now[0]) as progress:
+        with (
+            redirect_stderr(file if log else Terminal(False)) as pipe,
+            Progress(1000, unit="tar", enabled=enabled, clock=lambda: now[0]) as progress,
+        ):
             progress.keep(400)
             progress.advance(10)
             now[0] = 60.0
@@ -190,7 +199,7 @@ def test_progress_is_lines_in_a_log_and_nothing_in_a_pipe(monkeypatch, tmp_path,
             progress.advance(10)
             now[0] = 120.0
             progress.advance(260)
-        text = "" if log else sys.stderr.text
+        text = "" if log else pipe.text
     text += (tmp_path / "log").read_text()
     assert text.splitlines() == shown * [
         "430 of 1000 tar,  0.50tar/s, 19:00 left",
@@ -198,13 +207,12 @@ def test_progress_is_lines_in_a_log_and_nothing_in_a_pipe(monkeypatch, tmp_path,
     ]
 
 
-def test_what_was_done_before_does_not_count_in_the_rate(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", Terminal(True))
-    with Progress(1000, unit="tar") as progress:
+def test_what_was_done_before_does_not_count_in_the_rate():
+    with redirect_stderr(Terminal(True)) as shown, Progress(1000, unit="tar") as progress:
         progress.keep(400)
         progress.advance(10)
-    assert re.search(r"410/1000", sys.stderr.text)
-    assert "41%" in sys.stderr.text
+    assert re.search(r"410/1000", shown.text)
+    assert "41%" in shown.text
 
 
 def test_preparing_again_keeps_the_preparation_on_no(tmp_path):

@@ -11,6 +11,7 @@ import foreign
 import pytest
 from click.testing import CliRunner
 from foreign import expected, image_bytes
+from hooked_store import hooked
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,9 +35,9 @@ from energon_stream.errors import (
     UntrustedPickleError,
 )
 from energon_stream.index.dataset import read_metadata
-from energon_stream.storage import LocalStore, StoreSpec
+from energon_stream.storage import StoreSpec
 from energon_stream.write.convert import CONVERSION
-from energon_stream.write.sources.text import TextSource, cut_records
+from energon_stream.write.sources.text import cut_records
 
 PACKAGES = {"mds": "streaming", "litdata": "litdata", "parquet": "pyarrow", "huggingface": "datasets"}
 ROWS = 30
@@ -83,10 +84,7 @@ def texts(count):
 
 @pytest.fixture(autouse=True)
 def _small_sections(monkeypatch):
-    monkeypatch.setattr(
-        "energon_stream.write.sources.text.cut_records.__kwdefaults__", {"rows": 4, "size": 1 << 20}
-    )
-    monkeypatch.setattr("energon_stream.write.sources.folder._ROWS", 4)
+    monkeypatch.setattr("energon_stream.write.sources.source.SECTION_ROWS", 4)
 
 
 @pytest.mark.parametrize("kind", [*map(needs, PACKAGES), "jsonl", "folder"])
@@ -148,33 +146,29 @@ def test_jobs_beside_each_other_share_the_work(tmp_path):
     assert samples(tmp_path / "new") == expected(ROWS)
 
 
-def test_a_run_that_was_stopped_goes_on_after_its_last_tar(tmp_path, monkeypatch):
+def test_a_run_that_was_stopped_goes_on_after_its_last_tar(tmp_path):
     write_source("jsonl", tmp_path / "source")
     options = {"max_size": 30_000, "engine": INLINE}
     convert_dataset(tmp_path / "source", tmp_path / "whole", **options)
-    rows, left = TextSource.rows, iter(range(22))
+    stops = [True]
 
-    def stopped(self, section, first, columns):
-        for row in rows(self, section, first, columns):
-            if columns is not None and next(left, None) is None:
-                raise ZeroDivisionError
-            yield row
+    def stopped(get, path, **rest):
+        if stops and path.endswith("0022.jpg"):
+            raise ZeroDivisionError
+        return get(path, **rest)
 
-    monkeypatch.setattr(TextSource, "rows", stopped)
+    source = hooked(tmp_path / "source", get=stopped)
     with pytest.raises(ZeroDivisionError):
-        convert_dataset(tmp_path / "source", tmp_path / "cut", **options)
+        convert_dataset(source, tmp_path / "cut", **options)
     with pytest.raises(NotPreparedError):
         read_metadata(StoreSpec(str(tmp_path / "cut")))
-    monkeypatch.undo()
-    monkeypatch.setattr(
-        "energon_stream.write.sources.text.cut_records.__kwdefaults__", {"rows": 4, "size": 1 << 20}
-    )
+    stops.clear()
     kept = tars(tmp_path / "cut")
-    report = convert_dataset(tmp_path / "source", tmp_path / "cut", **options)
+    report = convert_dataset(source, tmp_path / "cut", **options)
     most = max(len(samples(tmp_path / "cut")) // len(kept), 8)
     assert 0 < report.rows_read <= ROWS - 22 + most
     assert tars(tmp_path / "cut") == tars(tmp_path / "whole")
-    again = convert_dataset(tmp_path / "source", tmp_path / "cut", **options)
+    again = convert_dataset(source, tmp_path / "cut", **options)
     assert (again.rows_read, again.samples, again.digest) == (0, ROWS, report.digest)
 
 
@@ -306,21 +300,19 @@ def test_files_must_exist_and_be_below_their_folder(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [*map(needs, PACKAGES), "jsonl", "folder"])
-def test_a_source_that_changes_while_it_is_read_is_named(tmp_path, kind, monkeypatch):
+def test_a_source_that_changes_while_it_is_read_is_named(tmp_path, kind):
     source = write_source(kind, tmp_path / "source")
-    put = LocalStore.put
 
-    def change(self, path, data):
-        put(self, path, data)
+    def change(put, path, data):
+        put(path, data)
         if path == CONVERSION:  # the plan is made
             for file in source.rglob("*") if source.is_dir() else [source]:
                 if file.is_file() and file.suffix not in (".json",):
                     with open(file, "ab") as appended:
                         appended.write(b"\n")
 
-    monkeypatch.setattr(LocalStore, "put", change)
     with pytest.raises(ObjectChangedError):
-        convert_dataset(source, tmp_path / "new", engine=INLINE)
+        convert_dataset(source, hooked(tmp_path / "new", put=change), engine=INLINE)
     with pytest.raises(NotPreparedError):
         read_metadata(StoreSpec(str(tmp_path / "new")))
 
@@ -419,46 +411,39 @@ def test_two_files_for_one_part_and_folders_without_samples(tmp_path):
         convert_dataset(tmp_path / "tars", tmp_path / "new", engine=INLINE)
 
 
-def test_a_full_disk_and_no_permission_are_named_and_the_next_run_goes_on(tmp_path, monkeypatch):
+def test_a_full_disk_and_no_permission_are_named_and_the_next_run_goes_on(tmp_path):
     path = write_table(tmp_path / "source", texts(20))
     options = {"max_count": 4, "engine": INLINE}
-    put_file, put = LocalStore.put_file, LocalStore.put
 
-    def full(self, name, local, *, move=False):
+    def full(put_file, name, local, **how):
         if name.endswith("2-000000.tar"):
             raise StorageError("reading or writing failed: No space left on device", where=name)
-        put_file(self, name, local, move=move)
+        put_file(name, local, **how)
 
-    monkeypatch.setattr(LocalStore, "put_file", full)
     with pytest.raises(StorageError, match="No space left"):
-        convert_dataset(path, tmp_path / "new", **options)
+        convert_dataset(path, hooked(tmp_path / "new", put_file=full), **options)
 
-    def refuse(self, name, data):
+    def refuse(put, name, data):
         raise AccessDeniedError("the file system refused access", where=name)
 
-    monkeypatch.setattr(LocalStore, "put", refuse)
     with pytest.raises(AccessDeniedError):
-        convert_dataset(path, tmp_path / "other", **options)
-    monkeypatch.setattr(LocalStore, "put", put)
-    monkeypatch.setattr(LocalStore, "put_file", put_file)
+        convert_dataset(path, hooked(tmp_path / "other", put=refuse), **options)
     report = convert_dataset(path, tmp_path / "new", **options)
     assert (report.samples, report.rows_read) == (20, 12)
 
 
-def test_bytes_that_changed_on_their_way_are_found(tmp_path, monkeypatch):
+def test_bytes_that_changed_on_their_way_are_found(tmp_path):
     path = write_table(tmp_path / "source", texts(20))
-    put_file = LocalStore.put_file
 
-    def damage(self, name, local, *, move=False):
+    def damage(put_file, name, local, **how):
         if name.endswith("3-000000.tar"):
             with open(local, "r+b") as file:
                 file.seek(2048 + 512)
                 file.write(b"T")
-        put_file(self, name, local, move=move)
+        put_file(name, local, **how)
 
-    monkeypatch.setattr(LocalStore, "put_file", damage)
     with pytest.raises(ChecksumError, match="sample 1 of the shard"):
-        convert_dataset(path, tmp_path / "new", max_count=4, engine=INLINE)
+        convert_dataset(path, hooked(tmp_path / "new", put_file=damage), max_count=4, engine=INLINE)
     with pytest.raises(NotPreparedError):
         read_metadata(StoreSpec(str(tmp_path / "new")))
 

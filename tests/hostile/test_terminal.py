@@ -6,6 +6,7 @@ import re
 import tarfile
 import threading
 import warnings
+from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner
@@ -138,18 +139,21 @@ def test_prepare_names_a_member_that_is_not_utf8(tmp_path):
     assert r"caf\udce9" in found
 
 
-def test_a_system_without_threads_is_named(tmp_path, monkeypatch):
-    write_shards(tmp_path, shards=2, samples_per_shard=2, parts=lambda i: {"txt": b"text"})
-
+@contextmanager
+def no_more_threads():
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(ConfigError, match="starts no more threads"):
-            prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0))
+        yield
+
+
+def test_a_system_without_threads_is_named(tmp_path):
+    write_shards(tmp_path, shards=2, samples_per_shard=2, parts=lambda i: {"txt": b"text"})
+    with no_more_threads(), pytest.raises(ConfigError, match="starts no more threads"):
+        prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0))
     prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(ConfigError, match="starts no more threads") as caught:
+    with no_more_threads(), pytest.raises(ConfigError, match="starts no more threads") as caught:
         get_val_dataset(str(tmp_path), split_part="train", batch_size=1, worker_config=ALONE)
     assert caught.value.where == str(tmp_path)

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import logging
 import random
 import struct
 import tarfile
@@ -451,17 +452,21 @@ def test_watchdogs(capfd):
 
 
 @pytest.mark.energon("WatchdogDataset", differs="it writes stacks without local variables")
-def test_the_dataset_with_a_watchdog(monkeypatch, caplog, capfd):
+def test_the_dataset_with_a_watchdog(capfd):
     from megatron.energon import MapDataset
     from megatron.energon.wrappers.watchdog_dataset import WatchdogDataset
 
     assert_exact_resume(lambda: WatchdogDataset(NumbersDataset(5), timeout_seconds=3600))
     assert list(WatchdogDataset(NumbersDataset(5), timeout_seconds=None)) == [0, 1, 2, 3, 4]
     told = threading.Event()
-    emit = lambda record: told.set() if "no element of stream" in record.msg else None  # noqa: E731
-    monkeypatch.setattr(caplog.handler, "emit", emit)
+    handler = logging.Handler()
+    handler.emit = lambda record: told.set() if "no element of stream" in record.msg else None
     slow = MapDataset(NumbersDataset(1), lambda number: told.wait(300) and number)
-    assert list(WatchdogDataset(slow, timeout_seconds=0.01)) == [0]
+    logging.getLogger().addHandler(handler)
+    try:
+        assert list(WatchdogDataset(slow, timeout_seconds=0.01)) == [0]
+    finally:
+        logging.getLogger().removeHandler(handler)
     assert told.is_set()
     assert "Current thread" in capfd.readouterr().err
 

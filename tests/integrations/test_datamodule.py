@@ -54,6 +54,10 @@ class Group:
         return self._size
 
 
+def worker_config_of(module, *arguments, **options):
+    return module._build_worker_config(*arguments, **options)
+
+
 def module_of(data, **options):
     return EnergonMultiModalDataModule(
         str(data / "coco"), None, **{"num_workers": 0, "micro_batch_size": 4, **options}
@@ -107,13 +111,13 @@ def test_further_arguments_reach_the_dataset_and_epochs_follow_each_other(data):
 
 
 def test_the_worker_configuration(data):
-    assert module_of(data)._build_worker_config(3) == WorkerConfig.default_worker_config(3)
+    assert worker_config_of(module_of(data), 3) == WorkerConfig.default_worker_config(3)
     groups = SimpleNamespace(dp=Group(1, 2), cp=Group(1, 2), dp_cp=Group(3, 4), tp=Group(0, 1))
-    config = module_of(data, pg_collection=groups)._build_worker_config(3, split="val")
+    config = worker_config_of(module_of(data, pg_collection=groups), 3, split="val")
     assert (config.rank, config.world_size, config.num_workers) == (1, 2, 3)
     assert config.data_parallel_group is groups.dp
     for nothing in (SimpleNamespace(dp=None), SimpleNamespace(dp_cp=Group(3, 4))):
-        config = module_of(data, pg_collection=nothing)._build_worker_config(0)
+        config = worker_config_of(module_of(data, pg_collection=nothing), 0)
         assert config == WorkerConfig.default_worker_config(0)
 
 
@@ -141,17 +145,17 @@ def test_megatron_core_is_asked_where_the_program_uses_it(data, monkeypatch):
     state = SimpleNamespace(model_parallel_is_initialized=lambda: bool(asked), get_data_parallel_group=group)
     monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
     module = module_of(data)
-    assert module._build_worker_config(0).world_size == 1
+    assert worker_config_of(module, 0).world_size == 1
     asked.append(None)
-    assert module._build_worker_config(0).world_size == 2
+    assert worker_config_of(module, 0).world_size == 2
     assert asked == [None, False]
     given = module_of(data, pg_collection=SimpleNamespace(dp=Group(2, 3)))
-    assert given._build_worker_config(0).world_size == 3
+    assert worker_config_of(given, 0).world_size == 3
 
 
 def test_splits(data):
     module = module_of(data)
-    config = module._build_worker_config(0)
+    config = worker_config_of(module, 0)
     shards = {
         split: {
             key.split("/")[0]

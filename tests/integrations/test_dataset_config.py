@@ -89,8 +89,8 @@ def test_a_guard_around_the_classes(alias, tmp_path, monkeypatch):
     def checked(path, *, default_type, default_kwargs=None, parser=strict):
         return plain(path, default_type=default_type, default_kwargs=default_kwargs, parser=parser)
 
-    monkeypatch.setattr(generic, "__init__", guarded)
-    monkeypatch.setattr(config, "load_config", checked)
+    for owner, name, guard in ((generic, "__init__", guarded), (config, "load_config", checked)):
+        monkeypatch.setattr(owner, name, guard)
     with pytest.raises(ValueError, match="cannot load Python files"):
         config.load_config(
             {"sample_loader": "evil.py"},

@@ -202,9 +202,9 @@ def train(data, accelerator, tmp_path):
     """Train with a new trainer; returns trainer and model."""
     from energon_stream.integrations.huggingface import EnergonTrainer
 
-    def train(dataset, resume=None, trainer_class=EnergonTrainer, evaluate=None, **arguments):
+    def train(dataset, resume=None, trainer_class=EnergonTrainer, evaluate=None, kind=None, **arguments):
         settings = {"save_strategy": "no", "logging_strategy": "no", "report_to": [], "disable_tqdm": True}
-        args = transformers.TrainingArguments(
+        args = (kind or transformers.TrainingArguments)(
             str(tmp_path / "out"), use_cpu=True, learning_rate=0.1, **{**settings, **arguments}
         )
         model = Model()
@@ -325,12 +325,8 @@ def test_the_hooks_mix_with_other_trainers(data, train):
     class Own(EnergonTrainerHooks, transformers.Seq2SeqTrainer):
         pass
 
-    # Its own arguments are not needed to train.
-    dataset = open_train(data)
-    args = {"max_steps": 2}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transformers, "TrainingArguments", transformers.Seq2SeqTrainingArguments)
-        _, model = train(dataset, trainer_class=Own, **args)
+    arguments = transformers.Seq2SeqTrainingArguments
+    _, model = train(open_train(data), trainer_class=Own, kind=arguments, max_steps=2)
     assert model.seen == expected_batches(data, 2)
 
 

@@ -38,8 +38,10 @@ def child(arguments: list[str]) -> None:
     """Convert once; the number of rows that are read is the size of a file."""
     source, target, log, processes, options = arguments
     from energon_stream import LocalEngine, convert_dataset
+    from energon_stream.write.sources import source as sources
     from energon_stream.write.sources import text
 
+    sources.SECTION_ROWS = ROWS_A_SECTION  # small sections make many parts
     count_rows(text, log)
     print("ready", flush=True)
     report = convert_dataset(
@@ -54,9 +56,7 @@ def child(arguments: list[str]) -> None:
 
 
 def count_rows(text, log: str) -> None:
-    """Make the source of tables note each row that it delivers; small sections make many parts."""
-    text._ROWS = ROWS_A_SECTION
-    text.cut_records.__kwdefaults__["rows"] = ROWS_A_SECTION
+    """Make the source of tables note each row that it delivers."""
     rows = text.TextSource.rows
 
     def noted(self, section, first, columns):

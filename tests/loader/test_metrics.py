@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import threading
+import time
 
 import pytest
 
@@ -146,11 +147,12 @@ def test_seconds_must_be_positive(folder):
         pass
 
 
-def test_a_bar_yields_the_batches_and_says_rate_and_waiting(folder, monkeypatch):
-    monkeypatch.setattr("energon_stream.loader.observe.metrics._BAR_SECONDS", 0.0)
+def test_a_bar_yields_the_batches_and_says_rate_and_waiting(folder):
     file, loader = io.StringIO(), open_loader(folder)
-    shown = loader.progress(file=file, disable=False, mininterval=0)
-    assert sum(len(batch["__key__"]) for batch in shown) == SAMPLES
+    shown = iter(loader.progress(file=file, disable=False, mininterval=0))
+    first = len(next(shown)["__key__"])
+    time.sleep(1.0)  # for which rate and waiting stand
+    assert first + sum(len(batch["__key__"]) for batch in shown) == SAMPLES
     assert "samples/s, waiting" in file.getvalue()
     assert f"{SAMPLES // BATCH}/{SAMPLES // BATCH}" in file.getvalue()
     assert list(loader.progress(["a", "b"], total=2, file=file, disable=False)) == ["a", "b"]

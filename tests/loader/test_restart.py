@@ -346,10 +346,16 @@ def test_a_message_that_breaks_off_is_the_end_of_the_worker():
             Receiver(wire).receive()
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    """Wait for the answer of a worker only for a moment."""
+    monkeypatch.setattr(monitor_module, "_ANSWER_SECONDS", 0.1)
+
+
 @pytest.mark.parametrize("action", [hang, hang_in_c])
-def test_a_worker_that_hangs_is_replaced(tmp_path, caplog, monkeypatch, action):
+def test_a_worker_that_hangs_is_replaced(tmp_path, caplog, request, action):
     if action is hang_in_c:  # it does not answer
-        monkeypatch.setattr(monitor_module, "_ANSWER_SECONDS", 0.1)
+        request.getfixturevalue("impatient")
     made = numbers(2, Once(tmp_path, 17, action))
     options = {**SECONDS, "on_worker_hang": "restart"}
     with get_loader(made, **options) as loader:
@@ -360,8 +366,8 @@ def test_a_worker_that_hangs_is_replaced(tmp_path, caplog, monkeypatch, action):
         assert "it is in Once on sample 17" in caplog.text
 
 
-def test_a_stopped_worker_is_replaced(monkeypatch):
-    monkeypatch.setattr(monitor_module, "_ANSWER_SECONDS", 0.1)
+@pytest.mark.usefixtures("impatient")
+def test_a_stopped_worker_is_replaced():
     with get_loader(plain(1), **SECONDS, on_worker_hang="restart") as loader:
         take(loader, 3)
         os.kill(loader.worker_pids[0], signal.SIGSTOP)

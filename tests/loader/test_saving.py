@@ -28,13 +28,21 @@ class Gate:
         self.opens.wait()
 
 
-gate = None
+gates = []
+
+
+@pytest.fixture
+def gate():
+    """A gate that workers find, which are forked."""
+    gates.append(Gate())
+    yield gates[0]
+    gates.clear()
 
 
 def passes(number):
     """The second sample of a stream's third batch waits."""
-    if gate is not None and number // STREAMS >= 5:
-        gate.wait()
+    if gates and number // STREAMS >= 5:
+        gates[0].wait()
     return number
 
 
@@ -88,8 +96,7 @@ def test_while_workers_are_stopped_or_dead(expected, monkeypatch, sent, workers)
             os.kill(pid, signal.SIGCONT)
 
 
-def test_while_workers_are_in_the_middle_of_a_batch(expected, monkeypatch):
-    monkeypatch.setattr(f"{__name__}.gate", Gate())
+def test_while_workers_are_in_the_middle_of_a_batch(expected, gate, monkeypatch):
     with open_loader(2) as loader:
         batches = iter(loader)
         found = [next(batches) for _ in range(GIVEN)]

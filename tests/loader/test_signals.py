@@ -12,7 +12,6 @@ import pytest
 
 from energon_stream import WorkerConfig, get_loader, get_savable_loader
 from energon_stream.errors import WorkerError
-from energon_stream.loader import workers
 from energon_stream.loader.resources import limit_error
 from energon_stream.pipeline import BatchDataset, MapDataset
 from energon_stream.pipeline.dataset import Wrapper
@@ -257,9 +256,7 @@ def test_an_end_of_file_in_a_function_is_no_end_of_the_worker():
         next(iter(get_loader(Ends(NumbersDataset(100, WorkerConfig(0, 1, 1))))))
 
 
-def test_a_loader_that_a_handler_closes_says_so(monkeypatch):
-    monkeypatch.setattr(workers, "_JOIN_SECONDS", 0.1)
-
+def test_a_loader_that_a_handler_closes_says_so():
     def closes(number, frame):
         loader.close()
 

@@ -53,6 +53,11 @@ def reader(*urls, weights=None):
     return ReaderDataset(leaves, plan, worker_config=WorkerConfig(0, 1, 0))
 
 
+def html(dataset):
+    """What a notebook shows."""
+    return dataset._repr_html_()
+
+
 def pipeline(*urls, weights=None):
     """A blended, packed and grouped pipeline."""
     encoded = MapDataset(reader(*urls, weights=weights), encode)
@@ -95,7 +100,7 @@ def test_a_blended_packed_grouped_pipeline_is_a_tree():
 
 
 def test_its_drawing_has_each_dataset_above_what_reads_it():
-    page = pipeline("s3://data/captions", "s3://data/texts", weights=(0.75, 0.25))._repr_html_()
+    page = html(pipeline("s3://data/captions", "s3://data/texts", weights=(0.75, 0.25)))
     tags = Tags(page)
     assert tags.tags == {"div", "b", "br"}
     assert tags.attributes == {"style", "role", "aria-label"}
@@ -120,7 +125,7 @@ def test_a_pipeline_of_training_and_its_loader(example_data):
     lines = repr(loader).splitlines()
     assert lines[0] == "SavableDataLoader(rank=0, world_size=1, num_workers=0, passes=0, position=0)"
     assert lines[-1].endswith("[train])")
-    assert "SavableDataLoader" in loader._repr_html_()
+    assert "SavableDataLoader" in html(loader)
 
 
 def test_what_is_short_is_a_line():
@@ -135,7 +140,7 @@ def test_a_wide_blend_is_cut(many):
     lines = repr(blend).splitlines()
     assert len(lines) == SHOWN + 2 or many == SHOWN + 1
     assert f"and {many - SHOWN} more" in lines[-1]
-    assert f"and {many - SHOWN} more" in blend._repr_html_()
+    assert f"and {many - SHOWN} more" in html(blend)
 
 
 def test_a_dataset_with_a_repr_of_its_own_keeps_it():
@@ -144,7 +149,7 @@ def test_a_dataset_with_a_repr_of_its_own_keeps_it():
             return "<mine>"
 
     assert repr(MapDataset(Mine(1), encode)) == "MapDataset(<mine>, fn=encode)"
-    assert "&lt;mine&gt;" in Mine(1)._repr_html_()
+    assert "&lt;mine&gt;" in html(Mine(1))
 
 
 names = st.text(max_size=40) | st.sampled_from(
@@ -169,7 +174,7 @@ def test_names_of_strangers_are_text(titles, label, details):
 
 @given(url=st.text(max_size=60))
 def test_names_of_a_dataset_are_text(url):
-    tags = Tags(pipeline(url, "other")._repr_html_())
+    tags = Tags(html(pipeline(url, "other")))
     assert tags.tags == {"div", "b", "br"}
     assert tags.attributes == {"style", "role", "aria-label"}
     assert tags.depth == 0
@@ -177,7 +182,7 @@ def test_names_of_a_dataset_are_text(url):
 
 def test_secrets_and_endless_names_are_not_shown():
     dataset = reader("https://me:secret@host/a?X-Amz-Signature=secret")
-    assert "secret" not in repr(dataset) + dataset._repr_html_()
+    assert "secret" not in repr(dataset) + html(dataset)
     assert len(repr(reader("x" * 10_000_000))) < 2 * LONGEST
 
 

@@ -6,10 +6,12 @@ import shutil
 import signal
 import sqlite3
 import time
+from functools import partial
 
 import children
 import pytest
 from click.testing import CliRunner
+from hooked_store import hooked
 
 from energon_stream import LocalEngine
 from energon_stream.cli.main import main
@@ -25,8 +27,6 @@ from energon_stream.errors import (
     StorageError,
 )
 from energon_stream.index.dataset import read_metadata
-from energon_stream.prepare import append as appending
-from energon_stream.prepare import scanning
 from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import StoreSpec
@@ -50,18 +50,16 @@ def put(folder, numbers, samples=2):
 
 
 @pytest.fixture
-def scanned(monkeypatch):
-    """Paths of the tars that are read."""
-    paths = []
-    for module in (scanning, appending):
-        scan = module.scan_shard
+def scanned():
+    """Makes URLs of folders, and notes the paths of their tars that are read, each once."""
+    paths = {}
 
-        def noted(store, entry, scan=scan, **options):
-            paths.append(entry.path)
-            return scan(store, entry, **options)
+    def noted(get, path, *arguments, **options):
+        if path.endswith(".tar"):
+            paths[path] = True
+        return get(path, *arguments, **options)
 
-        monkeypatch.setattr(module, "scan_shard", noted)
-    return paths
+    return partial(hooked, get=noted, get_range=noted, get_suffix=noted), paths
 
 
 def test_bytes_that_were_read_are_not_read_again(tmp_path):
@@ -89,21 +87,23 @@ def test_bytes_that_were_read_are_not_read_again(tmp_path):
 
 
 def test_a_tar_that_changed_since_is_read_again(tmp_path, scanned):
+    url_of, scanned = scanned
+    url = url_of(tmp_path / "a")
     put(tmp_path / "a", range(4))
     (tmp_path / "a/03.tar").write_bytes(b"no tar")
     with pytest.raises(BadShardsError):
-        prepare_dataset(str(tmp_path / "a"), split_ratio=ONE)
+        prepare_dataset(url, split_ratio=ONE)
     shutil.copy(tmp_path / "a/01.tar", tmp_path / "new")
     os.replace(tmp_path / "new", tmp_path / "a/01.tar")
     put(tmp_path / "a", [3])
     scanned.clear()
-    prepare_dataset(str(tmp_path / "a"), split_ratio=ONE)
+    prepare_dataset(url, split_ratio=ONE)
     assert sorted(scanned) == ["01.tar", "03.tar"]
     (tmp_path / "a/03.tar").write_bytes(b"no tar")
     for options in ({}, {"checksums": True}, {"media_filter": MediaFilter("EXTENSION")}):
         scanned.clear()
         with pytest.raises(BadShardsError):
-            prepare_dataset(str(tmp_path / "a"), split_ratio=ONE, force=True, **options)
+            prepare_dataset(url, split_ratio=ONE, force=True, **options)
         assert len(scanned) == 4  # for another purpose, the records do not hold
 
 
@@ -140,21 +140,19 @@ def test_only_bad_tars_are_an_error_also_if_bad_ones_may_be_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("remove", [False, True])
-def test_a_source_that_changes_while_it_is_read_is_named(tmp_path, monkeypatch, remove):
+def test_a_source_that_changes_while_it_is_read_is_named(tmp_path, remove):
     put(tmp_path / "a", range(3))
     prepare_dataset(str(tmp_path / "a"), split_ratio=ONE)
     put(tmp_path / "a", range(4))
-    scan = scanning.scan_shard
 
-    def change(store, entry, **options):
-        found = scan(store, entry, **options)
-        if entry.path == "02.tar":
+    def change(read, path, *arguments, **options):
+        if path == "03.tar" and (tmp_path / "a/02.tar").exists():
             (tmp_path / "a/02.tar").unlink() if remove else (tmp_path / "a/02.tar").write_bytes(b"x" * 9999)
-        return found
+        return read(path, *arguments, **options)
 
-    monkeypatch.setattr(scanning, "scan_shard", change)
+    url = hooked(tmp_path / "a", get=change, get_range=change)
     with pytest.raises(ObjectChangedError, match=r"1 tars changed .*: 02\.tar"):
-        prepare_dataset(str(tmp_path / "a"), split_ratio=ONE, force=True)
+        prepare_dataset(url, split_ratio=ONE, force=True, workers=1)
     assert len(counts(tmp_path / "a")) == 3
 
 
@@ -200,15 +198,17 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, s3_server, tmp_bu
 
 
 def test_append_reads_new_tars_only(tmp_path, scanned):
+    url_of, scanned = scanned
     folder = tmp_path / "a"
+    url = url_of(folder)
     put(folder, [0, 3])
-    prepare_dataset(str(folder), split_ratio={"train": 1, "extra": 1}, media_filter=MediaFilter("EXTENSION"))
+    prepare_dataset(url, split_ratio={"train": 1, "extra": 1}, media_filter=MediaFilter("EXTENSION"))
     long_ago = time.time() - 100
     for tar in folder.glob("*.tar"):
         os.utime(tar, (long_ago, long_ago))
     scanned.clear()
     put(folder, [1, 2])
-    report = prepare_dataset(str(folder), split_ratio={"train": 1, "new": 1}, append=True)
+    report = prepare_dataset(url, split_ratio={"train": 1, "new": 1}, append=True)
     assert sorted(scanned) == ["01.tar", "02.tar"]
     assert list(report.shard_counts) == ["00.tar", "03.tar", "01.tar", "02.tar"]
     assert report.split == {"train": ("00.tar", "01.tar"), "extra": ("03.tar",), "new": ("02.tar",)}
@@ -219,7 +219,7 @@ def test_append_reads_new_tars_only(tmp_path, scanned):
         rows = database.execute("SELECT DISTINCT tar_file_id FROM samples ORDER BY 1").fetchall()
     assert rows == [(0,), (1,), (2,), (3,)]
     scanned.clear()
-    again = prepare_dataset(str(folder), split_ratio=ONE, append=True)
+    again = prepare_dataset(url, split_ratio=ONE, append=True)
     assert (again.shard_counts, again.split, again.files) == (report.shard_counts, report.split, ())
     assert not scanned or set(scanned) <= {"00.tar", "01.tar", "02.tar", "03.tar"}
 
@@ -254,18 +254,21 @@ def test_append_says_what_it_needs(tmp_path):
 
 
 def test_array_jobs_and_engines_give_the_same(tmp_path, scanned):
+    url_of, scanned = scanned
+    url = url_of(tmp_path / "b")
     for name in "ab":
         put(tmp_path / name, range(5))
     prepare_dataset(str(tmp_path / "a"), split_ratio=ONE, checksums=True)
     for number in range(2):
         part = prepare_dataset(
-            str(tmp_path / "b"), split_ratio=ONE, checksums=True, part=Part(number, 2), engine=LocalEngine(0)
+            url, split_ratio=ONE, checksums=True, part=Part(number, 2), engine=LocalEngine(0)
         )
         assert len(part.shard_counts) == 3 - number
     assert not (tmp_path / "b/.nv-meta").exists()
+    assert len(scanned) == 5
     scanned.clear()
-    prepare_dataset(str(tmp_path / "b"), split_ratio=ONE, checksums=True, engine=LocalEngine(0))
-    assert scanned == []
+    prepare_dataset(url, split_ratio=ONE, checksums=True, engine=LocalEngine(0))
+    assert not scanned
     one, other = (
         {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         for folder in (tmp_path / "a", tmp_path / "b")

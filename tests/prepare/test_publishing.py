@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hooked_store import hooked
 
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.errors import NotPreparedError, StorageError
 from energon_stream.index.dataset import read_metadata
 from energon_stream.prepare.prepare import prepare_dataset
-from energon_stream.storage import LocalStore, StoreSpec, register_store
+from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CAPTIONING_YAML, write_shards
 
 CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
@@ -26,25 +27,24 @@ class Stopped(BaseException):
 class Writes:
     """Lets so many writes pass, and no more."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self):
         self.left, self.count = None, 0
-        for name in ("put", "put_file", "delete"):
-            monkeypatch.setattr(LocalStore, name, self.counted(getattr(LocalStore, name)))
 
-    def counted(self, write):
-        def run(*arguments, **options):
-            if self.left == 0:
-                raise Stopped
-            self.count += 1
-            self.left = None if self.left is None else self.left - 1
-            return write(*arguments, **options)
+    def of(self, folder):
+        """URL of a folder whose writes count."""
+        return hooked(folder, put=self, put_file=self, delete=self)
 
-        return run
+    def __call__(self, write, *arguments, **options):
+        if self.left == 0:
+            raise Stopped
+        self.count += 1
+        self.left = None if self.left is None else self.left - 1
+        return write(*arguments, **options)
 
 
 @pytest.fixture
-def writes(monkeypatch):
-    return Writes(monkeypatch)
+def writes():
+    return Writes()
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_a_stop_after_any_write_leaves_a_whole_dataset(tmp_path, tars, writes, c
         options["shards"] = [f"{number:02d}.tar" for number in after]
     old = samples(start)
     writes.count = 0
-    prepare(clean, **options)
+    prepare(writes.of(clean), **options)
     steps, new = writes.count, samples(clean)
     expected = files(clean)
     assert not any(path.startswith(".nv-staging") for path in expected)
@@ -131,7 +131,7 @@ def test_a_stop_after_any_write_leaves_a_whole_dataset(tmp_path, tars, writes, c
         shutil.copytree(start, folder)
         writes.left = step
         with pytest.raises(Stopped):
-            prepare(folder, **options)
+            prepare(writes.of(folder), **options)
         writes.left = None
         state = frozenset((path, data) for path, data in files(folder).items() if ".nv-staging" not in path)
         if state not in loaded:
@@ -192,35 +192,25 @@ def test_dataset_yaml_stays_when_none_is_given(tmp_path, tars):
     assert (tmp_path / "a/.nv-meta/dataset.yaml").read_bytes() == before
 
 
-class Refusing(LocalStore):
-    """Answers that it is full from some write on."""
-
-    is_local = False
-    refused = ""
-
-    def put(self, path, data):
-        if self.refused and self.refused in path:
-            raise StorageError("no space left", where=f"{self.url}/{path}", hint="free some space")
-        super().put(path, data)
-
-    def put_file(self, path, local_path, *, move=False):
-        if self.refused and self.refused in path:
-            raise StorageError("no space left", where=f"{self.url}/{path}", hint="free some space")
-        super().put_file(path, local_path)
-
-
 @pytest.mark.parametrize("refused", [".scan", ".tar.idx", "index.sqlite", ".info.json", "split.yaml"])
 def test_a_store_that_refuses_a_write_keeps_the_old_dataset(tmp_path, tars, refused):
-    register_store("refusing", lambda url, options: Refusing(url.removeprefix("refusing://")))
+    full = [refused]
+
+    def refuse(put, path, *arguments, **options):
+        if full and refused in path:
+            raise StorageError("no space left", where=path, hint="free some space")
+        put(path, *arguments, **options)
+
+    url = hooked(tmp_path / "a", put=refuse, put_file=refuse)
     put_tars(tmp_path / "a", tars, [0, 1, 2])
     prepare(tmp_path / "a")
     put_tars(tmp_path / "a", tars, [0, 1, 2, 3, 4])
-    old, Refusing.refused = samples(tmp_path / "a"), refused
+    old = samples(tmp_path / "a")
     with pytest.raises(StorageError, match=f"no space left.*{refused}"):
-        prepare(f"refusing://{tmp_path}/a", force=True)
-    Refusing.refused = ""
+        prepare(url, force=True)
+    full.clear()
     assert samples(tmp_path / "a") == old
-    prepare(f"refusing://{tmp_path}/a", force=True)
+    prepare(url, force=True)
     assert samples(tmp_path / "a") != old
     assert not list(Path(tmp_path / "a/.nv-staging").glob("*"))
 
@@ -229,23 +219,22 @@ def test_a_store_that_refuses_a_write_keeps_the_old_dataset(tmp_path, tars, refu
     ("change", "old"),
     [("grown at the end", "/.info.json"), ("exchanged", "/.info.json"), ("exchanged", "/split.yaml")],
 )
-def test_a_reader_that_overlaps_a_publication_reads_once_more(tmp_path, tars, monkeypatch, change, old):
+def test_a_reader_that_overlaps_a_publication_reads_once_more(tmp_path, tars, change, old):
     before, after, options = CHANGES[change]
     put_tars(tmp_path, tars, before)
     prepare(tmp_path)
     stale = (tmp_path / f".nv-meta{old}").read_bytes()
     put_tars(tmp_path, tars, after)
     prepare(tmp_path, **{"force": True, **options})
-    reads, get_suffix = [], LocalStore.get_suffix
+    reads = []
 
-    def get_old_once(store, path, *arguments, **keywords):
-        answer = get_suffix(store, path, *arguments, **keywords)
+    def get_old_once(get_suffix, path, *arguments, **keywords):
+        answer = get_suffix(path, *arguments, **keywords)
         reads.append(path)
         is_first = path.endswith(old) and reads.count(path) == 1
         return replace(answer, data=memoryview(stale), total_size=len(stale)) if is_first else answer
 
-    monkeypatch.setattr(LocalStore, "get_suffix", get_old_once)
-    metadata = read_metadata(StoreSpec(str(tmp_path)))
+    metadata = read_metadata(StoreSpec(hooked(tmp_path, get_suffix=get_old_once)))
     listed = [path for paths in metadata.split.split_parts.values() for path in paths]
     assert reads.count(f".nv-meta{old}") == 2
     assert (

@@ -18,7 +18,6 @@ from energon_stream.errors import (
     NotPreparedError,
     UntrustedCodeError,
 )
-from energon_stream.index import index_files
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import write_shards
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
@@ -212,10 +211,10 @@ def test_a_joined_batch_costs_the_round_trips_of_a_plain_one(lake, s3_server, tm
     assert set(s3_server.counters().requests) == {"GET"}
 
 
-def test_large_indices_are_read_in_pages(lake, monkeypatch):
+def test_large_indices_are_read_in_pages(lake, index_pages):
     path = write(lake, [{"path": "a"}, {"path": "c"}])
     prepare_metadataset(path)
-    monkeypatch.setattr(index_files, "_ROW_PAGE_BYTES", 100)  # two rows
+    index_pages(row_bytes=100)  # two rows
     assert [sample["texts"] for sample in in_order(path)] == texts(range(40), "a", "c")
 
 

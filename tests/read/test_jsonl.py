@@ -5,7 +5,6 @@ import pytest
 
 from energon_stream import ReadOptions, WorkerConfig, get_train_dataset
 from energon_stream.errors import IndexMismatchError
-from energon_stream.index import index_files
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
 
@@ -13,10 +12,8 @@ RECORDS = 3000
 
 
 @pytest.fixture
-def path(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        index_files, "_ROW_PAGE_BYTES", 256
-    )  # 32 entries: as if the file had millions of records
+def path(tmp_path, index_pages):
+    index_pages(row_bytes=256)  # 32 entries: as if the file had millions of records
     path = tmp_path / "d" / "x.jsonl"
     path.parent.mkdir()
     path.write_text("".join(json.dumps({"number": i, "text": "x" * (i % 50)}) + "\n" for i in range(RECORDS)))

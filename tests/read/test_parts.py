@@ -269,12 +269,18 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("page", [7, 1024])
+@pytest.fixture
+def page(request, index_pages):
+    """How many samples are looked up together."""
+    index_pages(samples=request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("page", [7, 1024], indirect=True)
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("has_sizes", [True, False])
-def test_a_damaged_index_loses_no_part(folder, server, monkeypatch, damage, page, has_sizes):
+def test_a_damaged_index_loses_no_part(folder, server, damage, page, has_sizes):
     """The samples are right, or an error names the file and what to do."""
-    monkeypatch.setattr("energon_stream.read.part_locator._PAGE_SAMPLES", page)
     name = f"{damage.replace(' ', '-')}-{page}-{has_sizes}"
     damaged = shutil.copytree(folder, folder.parent / name, dirs_exist_ok=True)
     index = damaged / ".nv-meta" / "index.sqlite"
@@ -324,8 +330,9 @@ def test_a_state_goes_on_the_other_way(server, ways, workers):
         assert before + list(loader) == expected
 
 
-def test_shards_of_many_samples_are_looked_up_page_by_page(folder, server, monkeypatch):
-    monkeypatch.setattr("energon_stream.read.part_locator._PAGE_SAMPLES", 7)
+@pytest.mark.parametrize("page", [7], indirect=True)
+@pytest.mark.usefixtures("page")
+def test_shards_of_many_samples_are_looked_up_page_by_page(folder, server):
     assert read_all(URL, server, parts=["json"]) == read_all(folder, parts=["json"])
 
 

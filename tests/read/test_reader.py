@@ -178,8 +178,8 @@ def test_a_request_crosses_at_most_eight_files_on_its_way_to_the_wire(remote, mo
 
     locators = open_sources("s3://bucket/data", remote.storage_options)
     read(make_reader(locators, schedule_of(locators[0])), SHARDS * PER_SHARD)  # now the index is in memory
-    monkeypatch.setattr(RequestPool, "submit", noted(RequestPool.submit))
-    monkeypatch.setattr("obstore.get", noted(obstore.get))
+    for owner, name in ((RequestPool, "submit"), (obstore, "get")):
+        monkeypatch.setattr(owner, name, noted(getattr(owner, name)))
     read(make_reader(locators, schedule_of(locators[0])), 30)
     assert "storage/_obstore.py" in crossed
     assert "read/consume.py" in crossed

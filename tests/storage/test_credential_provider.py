@@ -6,6 +6,7 @@ import pickle
 import re
 import threading
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
@@ -92,9 +93,8 @@ class Gate:
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch):
-    monkeypatch.setattr("energon_stream.storage._obstore._BETWEEN_RENEWALS", 0.0)
-    monkeypatch.setattr("energon_stream.storage._s3fs._BETWEEN_RENEWALS", 0.0)
+def at_once(renew_every):
+    renew_every(0.0)
 
 
 def options(endpoint, provider):
@@ -143,17 +143,18 @@ def test_a_provider_that_fails_is_asked_again(s3_server, tmp_bucket, transport):
 
 
 @pytest.mark.parametrize("kind", [ObstoreStore, S3fsStore])
-def test_requests_that_are_refused_together_all_get_the_new_key(s3_server, tmp_bucket, kind, monkeypatch):
+def test_requests_that_are_refused_together_all_get_the_new_key(s3_server, tmp_bucket, kind, renew_every):
     s3_server.put(f"{tmp_bucket}/key", b"data")
     with Gate(s3_server, rotates=False) as gate:
         store = kind(tmp_bucket, options(gate.endpoint, gate.credentials))
         store.get("key")
         gate.key += 1
-        monkeypatch.setattr(f"{kind.__module__}._BETWEEN_RENEWALS", 60.0)
-        assert [store._renew_credentials(is_expired=False) for _ in range(3)] == [True] * 3
+        renew_every(60.0)
+        renew = partial(store._renew_credentials, is_expired=False)
+        assert [renew() for _ in range(3)] == [True] * 3
         assert bytes(store.get("key").data) == b"data"
-        monkeypatch.setattr(f"{kind.__module__}._BETWEEN_RENEWALS", 0.0)
-        assert not store._renew_credentials(is_expired=False)
+        renew_every(0.0)
+        assert not renew()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -176,11 +177,18 @@ def keys():
 
 
 def test_stores_with_one_provider_share_a_client_and_travel(s3_server, tmp_bucket):
+    def counting():
+        asked.append(1)
+        return keys()
+
+    asked = []
     s3_server.put(f"{tmp_bucket}/key", b"data")
     spec = StoreSpec(tmp_bucket, options(s3_server.endpoint_url, keys))
     assert bytes(pickle.loads(pickle.dumps(spec)).open().get("key").data) == b"data"
-    clients = [spec.open()._stores.get()._client.get() for _ in range(2)]
-    assert clients[0] is clients[1]
+    shared = StoreSpec(tmp_bucket, options(s3_server.endpoint_url, counting))
+    for _ in range(2):
+        shared.open().get("key")
+    assert len(asked) == 1  # by one client
     assert "secret" not in repr(spec)
 
 

@@ -157,13 +157,12 @@ def test_a_redirect_within_the_server_is_followed(transport):
 class Keys:
     """A profile's key, and a server that accepts one."""
 
-    def __init__(self, path, monkeypatch):
+    def __init__(self, path, monkeypatch, renew_every):
         self.path, self.accepted, self.refused, self.code = path, "OLDKEYOLDKEY", 0, "InvalidAccessKeyId"
         self.rotate_after = None
         self.write("OLDKEYOLDKEY")
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
-        monkeypatch.setattr("energon_stream.storage._obstore._BETWEEN_RENEWALS", 0.0)
-        monkeypatch.setattr("energon_stream.storage._s3fs._BETWEEN_RENEWALS", 0.0)
+        renew_every(0.0)
 
     def write(self, key):
         self.path.write_text(f"[job]\naws_access_key_id = {key}\naws_secret_access_key = secretsecret\n")
@@ -178,8 +177,8 @@ class Keys:
 
 
 @pytest.fixture
-def keys(tmp_path, monkeypatch):
-    return Keys(tmp_path / "credentials", monkeypatch)
+def keys(tmp_path, monkeypatch, renew_every):
+    return Keys(tmp_path / "credentials", monkeypatch, renew_every)
 
 
 def profile(endpoint, transport):

@@ -54,6 +54,14 @@ def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
+def knows(store):
+    return store.open()._contact_key in contacts.known_stores
+
+
+def forget_contacts():
+    contacts._contacts.clear()
+
+
 def unknown_store():
     return Contact("s3://bucket", uuid.uuid4().hex)
 
@@ -162,8 +170,7 @@ def test_one_object_that_fails_is_given_up_though_others_are_read(clock, caplog)
     assert 5 <= len(caplog.records) <= 14
 
 
-def test_an_answer_after_an_outage_ends_all_waits(monkeypatch):
-    monkeypatch.setattr(contacts, "_WORTH_WAKING", 0.0)
+def test_an_answer_after_an_outage_ends_all_waits():
     contact, waiting = known(), threading.Barrier(9)
 
     def wait():
@@ -177,6 +184,7 @@ def test_an_answer_after_an_outage_ends_all_waits(monkeypatch):
     for thread in threads:
         while thread.is_alive():  # it may not have begun to wait at the first answers
             contact.failed("refused", 0.0, 300.0)
+            time.sleep(1.0)  # answers to shorter faults wake nobody
             contact.answered()
             thread.join(0.01)
 
@@ -272,11 +280,13 @@ def test_first_contact_names_the_cause(transport, cause, scheme, words):
         listener.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_first_contact_with_a_silent_server(transport, monkeypatch):
+@pytest.mark.parametrize(
+    ("transport", "limit", "short"),
+    [("obstore", "_obstore.FIRST_READ_TIMEOUT", "200ms"), ("fsspec", "_s3fs._FIRST_ANSWER", 0.2)],
+)
+def test_first_contact_with_a_silent_server(transport, limit, short, monkeypatch):
     """The limits are nine seconds; shorter here."""
-    monkeypatch.setattr("energon_stream.storage._obstore.FIRST_READ_TIMEOUT", "200ms")
-    monkeypatch.setattr("energon_stream.storage._s3fs._FIRST_ANSWER", 0.2)
+    monkeypatch.setattr(f"energon_stream.storage.{limit}", short)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         store = spec(f"http://127.0.0.1:{listener.getsockname()[1]}", transport)
         with pytest.raises(TransientStorageError, match="no answer") as caught:
@@ -309,9 +319,6 @@ def test_a_store_is_known_to_processes_that_get_its_name(s3_server, tmp_bucket):
         mine.open().get("key")
         return mine
 
-    def knows(store):
-        return store.open()._contact_key in contacts.known_stores
-
     assert not knows(mine)
     packed = pickle.dumps(mine)
     assert run_isolated(read) == mine  # the child's answer tells the parent, as a dataset that is opened does
@@ -319,17 +326,17 @@ def test_a_store_is_known_to_processes_that_get_its_name(s3_server, tmp_bucket):
     assert run_isolated(knows, mine)  # a forked worker inherits it
     with_news = pickle.dumps(mine)
     contacts.known_stores.clear()  # as in a worker that is spawned
-    contacts._contacts.clear()
+    forget_contacts()
     assert not knows(pickle.loads(packed))
-    contacts._contacts.clear()
+    forget_contacts()
     assert knows(pickle.loads(with_news))
 
 
 def test_an_absent_object_is_an_answer(s3_server, tmp_bucket):
-    store = StoreSpec(tmp_bucket, s3_server.storage_options).open()
+    store = StoreSpec(tmp_bucket, s3_server.storage_options)
     with pytest.raises(ObjectNotFoundError):
-        store.get("absent")
-    assert store._contact_key in contacts.known_stores
+        store.open().get("absent")
+    assert knows(store)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

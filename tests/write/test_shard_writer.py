@@ -1,6 +1,5 @@
 """ShardWriter writes what prepare would write, shows whole datasets only, and goes on where it was."""
 
-import errno
 import io
 import json
 import shutil
@@ -10,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from hooked_store import hooked
 
 from energon_stream import (
     ShardWriter,
@@ -30,7 +30,7 @@ from energon_stream.errors import (
 )
 from energon_stream.index.dataset import read_metadata
 from energon_stream.prepare.prepare import prepare_dataset
-from energon_stream.storage import LocalStore, StoreSpec
+from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import random_bytes
 from energon_stream.write.journal import WRITING
 
@@ -277,31 +277,27 @@ def test_a_damaged_record_is_named(tmp_path):
         ShardWriter(tmp_path / "a", max_count=2)
 
 
-def test_no_permission(tmp_path, monkeypatch):
-    def refuse(self, path, data):
+def test_no_permission(tmp_path):
+    def refuse(put, path, data):
         raise AccessDeniedError("the file system refused access", where=path)
 
-    monkeypatch.setattr(LocalStore, "put", refuse)
     with pytest.raises(AccessDeniedError):
-        ShardWriter(tmp_path / "a")
+        ShardWriter(hooked(tmp_path / "a", put=refuse))
 
 
-def test_a_full_disk_is_named_and_ends_the_writer(tmp_path, monkeypatch):
-    class Full(io.RawIOBase):
-        def writable(self):
-            return True
-
-        def write(self, data):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
+def test_a_full_disk_is_named_and_ends_the_writer(tmp_path):
     samples = [sample(i) for i in range(12)]
+    samples[8]["bin"] = bytes(2 << 20)  # more than is held in memory
     with (  # noqa: PT012
         pytest.raises(StorageError, match=r"No space left on device.*Free some space"),
         ShardWriter(tmp_path / "a", max_count=6) as writer,
     ):
-        for each in samples[:8]:
+        for each in samples[:5]:
             writer.write(each)
-        writer._shard._file = io.BufferedWriter(Full(), 1)
+        (first,) = (tmp_path / "a" / WRITING).glob("*-0.*")  # the second shard goes to a full device
+        first.with_name(first.name.replace("-0.", "-1.")).symlink_to("/dev/full")
+        for each in samples[5:8]:
+            writer.write(each)
         writer.write(samples[8])
     with pytest.raises(ConfigError, match="has ended"):
         writer.write(samples[9])
@@ -310,18 +306,14 @@ def test_a_full_disk_is_named_and_ends_the_writer(tmp_path, monkeypatch):
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
-def test_a_shard_that_the_store_refuses_is_an_error_of_the_writer(tmp_path, monkeypatch):
-    put_file = LocalStore.put_file
-
-    def refuse(self, path, local, *, move=False):
+def test_a_shard_that_the_store_refuses_is_an_error_of_the_writer(tmp_path):
+    def refuse(put_file, path, local, **how):
         if path.endswith("data-000001.tar"):
             raise StorageError("refused", where=path)
-        put_file(self, path, local, move=move)
+        put_file(path, local, **how)
 
-    monkeypatch.setattr(LocalStore, "put_file", refuse)
     with pytest.raises(StorageError, match="refused"):
-        write(tmp_path / "a", [sample(i) for i in range(12)], max_count=2)
-    monkeypatch.undo()
+        write(hooked(tmp_path / "a", put_file=refuse), [sample(i) for i in range(12)], max_count=2)
     writer = ShardWriter(tmp_path / "a", max_count=2)
     assert writer.written == 2
     writer.abort()

@@ -15,13 +15,13 @@ from energon_stream.errors import SourceError
 from energon_stream.media.ranged_file import open_once
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.format import split_name
+from energon_stream.write.sources import source
 from energon_stream.write.sources.source import KEY, Row, Section, Source
 from energon_stream.write.tar_shard import check_utf8
 
 if TYPE_CHECKING:
     from energon_stream.storage import ListEntry, Store
 
-_ROWS = 500
 _BYTES = 64 << 20
 _READERS = 16
 CLASS_NAME = "class.txt"
@@ -111,7 +111,7 @@ def _runs(samples: list[_FileGroup]) -> Iterator[Section]:
     begin = size = 0
     for number, sample in enumerate(samples, 1):
         size += sum(file.size for file in sample.files)
-        if number - begin == _ROWS or size >= _BYTES or number == len(samples):
+        if number - begin == source.SECTION_ROWS or size >= _BYTES or number == len(samples):
             run = tuple(samples[begin:number])
             version = xxhash.xxh3_64_hexdigest(repr(run).encode())
             name = posixpath.dirname(run[0].files[0].path) or "the folder"

@@ -28,6 +28,8 @@ from energon_stream.urls import is_local, is_url, local_path, parent_url
 Row = Mapping[str, Any]
 """Values by column: what JSON can hold, bytes, arrays, images of Pillow, or ``{"bytes": …, "path": …}``."""
 
+SECTION_ROWS = 500
+"""Most rows of a section of a table or a folder."""
 _READERS = 16
 KEY = "__key__"
 """Column that is the sample's key, where a source has one."""

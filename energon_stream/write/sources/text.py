@@ -13,9 +13,9 @@ from energon_stream.errors import SourceError
 from energon_stream.media.ranged_file import open_once
 from energon_stream.storage import ByteRange, ListEntry, Store
 from energon_stream.storage.in_order import stream_object
+from energon_stream.write.sources import source
 from energon_stream.write.sources.source import Row, Section, TableSource, named_source_errors
 
-_ROWS = 500
 _BYTES = 4 << 20
 _BOM = b"\xef\xbb\xbf"
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -69,7 +69,11 @@ class TextSource(TableSource):
         where = f"{store.url}/{path}".rstrip("/")
         name = path or where.rpartition("/")[2]
         pieces = stream_object(store, path, etag=etag)
-        cuts = list(cut_records((bytes(piece) for piece in pieces), quoted=not _is_json(name)))
+        cuts = list(
+            cut_records(
+                (bytes(piece) for piece in pieces), quoted=not _is_json(name), rows=source.SECTION_ROWS
+            )
+        )
         header: tuple[str, ...] = ()
         if not _is_json(name):
             if not cuts:
@@ -90,9 +94,7 @@ def _is_json(name: str) -> bool:
     return name.endswith((".jsonl", ".ndjson"))
 
 
-def cut_records(
-    pieces: Iterator[bytes], *, quoted: bool, rows: int = _ROWS, size: int = _BYTES
-) -> Iterator[Cut]:
+def cut_records(pieces: Iterator[bytes], *, quoted: bool, rows: int, size: int = _BYTES) -> Iterator[Cut]:
     """Cut a table, given in pieces, into runs that end at ``rows`` records or ``size`` bytes.
 
     The first record of a quoted table is a run of its own. A record ends at the end of a line; with

@@ -5,6 +5,7 @@ import tarfile
 
 import pytest
 from click.testing import CliRunner
+from hooked_store import hooked
 
 from energon_stream import lint_dataset
 from energon_stream.cli.main import main
@@ -13,7 +14,6 @@ from energon_stream.engine.shares import Part
 from energon_stream.errors import ConfigError
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CAPTIONING_YAML, captioning_dataset, write_shards
-from energon_stream.tools.lint import check_shard as shard
 
 
 def run(*arguments):
@@ -132,18 +132,16 @@ def test_only_what_is_looked_at_is_fetched_and_once(s3_server, tmp_bucket, tmp_p
     assert content <= fetched[1.0] < content + 20_000
 
 
-def test_a_shard_that_changes_meanwhile_is_a_problem_of_the_shard(tmp_path, monkeypatch):
+def test_a_shard_that_changes_meanwhile_is_a_problem_of_the_shard(tmp_path):
     captioning_dataset(tmp_path, shards=3, samples_per_shard=2)
-    original = shard.scan_shard
 
-    def replaced(store, entry):
-        if entry.path == "data-000001.tar":
+    def replaced(read, path, *arguments, **options):
+        if path == "data-000001.tar":
             other = tmp_path / "other"
-            other.write_bytes((tmp_path / entry.path).read_bytes())
-            other.replace(tmp_path / entry.path)
-        return original(store, entry)
+            other.write_bytes((tmp_path / path).read_bytes())
+            other.replace(tmp_path / path)
+        return read(path, *arguments, **options)
 
-    monkeypatch.setattr(shard, "scan_shard", replaced)
-    report = lint_dataset(str(tmp_path))
+    report = lint_dataset(hooked(tmp_path, get=replaced, get_range=replaced))
     assert [(p.shard, p.kind) for p in report.problems] == [("data-000001.tar", "ObjectChangedError")]
     assert report.made == {"all tars": 4}
