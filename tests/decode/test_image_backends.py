@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from energon_stream import Limits, SampleDecoder
-from energon_stream.decode import IMAGE_MODES, images
+from energon_stream.decode import IMAGE_MODES
 from energon_stream.decode.jpeg import (
     IMAGE_BACKENDS,
     JpegHeader,
@@ -117,7 +117,13 @@ def test_every_mode_of_every_file_has_pillows_pixels(backend, mode, least):
 @pytest.mark.parametrize("backend", FAST)
 def test_colour_and_grey_jpegs_do_not_reach_pillow(backend, monkeypatch):
     decoder = SampleDecoder(image_decode="torchrgb", image_backend=backend)
-    monkeypatch.setattr(images, "_open_image", None)
+
+    def refuse(*_):
+        raise ValueError("Pillow was asked")
+
+    Image.init()
+    for name in Image.OPEN:
+        monkeypatch.setitem(Image.OPEN, name, (refuse, None))
     for name in (
         "4:2:0",
         "4:4:4",
