@@ -93,7 +93,11 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Parse ``KIND=SHARE`` or ``KIND=SHARE,SECONDS``. Raises ConfigError for another text."""
+        """Parse ``KIND=SHARE`` or ``KIND=SHARE,SECONDS``.
+
+        Raises:
+            ConfigError: The text has another form.
+        """
         kind, _, numbers = text.partition("=")
         try:
             return cls(kind, *(float(number) for number in numbers.split(",")))  # type: ignore[arg-type]
@@ -143,7 +147,12 @@ class Rule:
 
 
 def all_faults(share: float, *, seconds: float = 1.0) -> list[Fault]:
-    """Return all kinds of faults with the same share and length; outages with a twentieth of the share."""
+    """Return all kinds of faults, each with the same share.
+
+    Args:
+        share: Share of the requests that have each fault. Outages begin at a twentieth of it.
+        seconds: Length of the faults that have one.
+    """
     faults = [Fault(kind, share, seconds) for kind in get_args(FaultKind)]
     return [replace(fault, share=share / 20) if fault.kind in OUTAGES else fault for fault in faults]
 

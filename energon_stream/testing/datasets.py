@@ -63,6 +63,9 @@ def write_shards(
         key: Format string of a sample's key, with the sample's number.
         tar_format: ``tarfile.USTAR_FORMAT``, ``GNU_FORMAT`` or ``PAX_FORMAT``.
 
+    Raises:
+        ConfigError: No shards or no samples.
+
     Example:
         >>> from energon_stream.testing.datasets import write_shards
         >>> tars = write_shards("new", shards=2, samples_per_shard=3, parts=lambda i: {"txt": b"text"})

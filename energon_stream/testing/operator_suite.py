@@ -86,7 +86,11 @@ def run_steps(
 ) -> list[Step]:
     """Run a dataset's streams for some steps, which are elements and ends of passes.
 
-    To go on from there, give the ``states`` of the streams and their ``rotation``; None for the start.
+    Args:
+        dataset: The dataset.
+        steps: Number of steps.
+        states: State of each stream, to go on from; None for the start.
+        rotation: Rotation of the streams, to go on from; None for the start.
 
     Example:
         >>> from energon_stream.testing.operator_suite import NumbersDataset, run_steps
@@ -103,7 +107,13 @@ def run_steps(
 def assert_equal_values(left: Any, right: Any, where: str = "value") -> None:
     """Compare elements deeply, tensors bit by bit.
 
-    Raises AssertionError if they differ, and says where, beginning with ``where``.
+    Args:
+        left: An element.
+        right: Another element.
+        where: Name of the elements in messages.
+
+    Raises:
+        AssertionError: They differ; the message says where.
 
     Example:
         >>> from energon_stream.testing.operator_suite import assert_equal_values

@@ -42,9 +42,10 @@ _Root: TypeAlias = str | os.PathLike[str] | Objects | None
 
 
 class S3Control:
-    """Controls a running stand-in at ``http://127.0.0.1:PORT``, in any process.
+    """Controls a running stand-in server, in any process; its own requests are neither counted nor shaped.
 
-    Its own requests are neither counted nor shaped.
+    Args:
+        endpoint_url: ``http://127.0.0.1:PORT``.
     """
 
     def __init__(self, endpoint_url: str) -> None:
@@ -118,12 +119,16 @@ class S3Control:
         self._request("PUT", _path(url), data)
 
     def replace(self, url: str, data: bytes | bytearray) -> None:
-        """Replace an object that exists, as another job may do in the middle of a run."""
+        """Replace an object that exists, as another job may do in the middle of a run.
+
+        Raises:
+            StorageError: There is no such object.
+        """
         self.get(url)
         self.put(url, data)
 
     def get(self, url: str) -> bytes:
-        """Read an object. Raises StorageError if there is none."""
+        """Read an object."""
         return self._request("GET", _path(url))
 
     def delete(self, url: str) -> None:

@@ -52,7 +52,8 @@ class ProcessServer(LoopbackServer):
     def start(self) -> None:
         """Start the server; return when it answers.
 
-        Raises StorageError with the end of the log if the server ended, or did not answer in time.
+        Raises:
+            StorageError: It ended, or did not answer in time; the message has the end of its log.
         """
         with ExitStack() as stack:
             temporary = tempfile.TemporaryDirectory(prefix="s3-server-", ignore_cleanup_errors=True)
