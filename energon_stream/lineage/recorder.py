@@ -160,14 +160,17 @@ class RunRecorder:
 
     def _describe(self) -> bool:
         """Write the description if it changed; return whether that worked."""
-        if self._description is None or self._is_described:
-            return True
+        if self._description is not None and not self._is_described:
+            self._is_described = self._put("the description of the run", FILE, self._description.dumps())
+        return self._is_described
+
+    def _put(self, what: str, path: str, content: bytes) -> bool:
+        """Write a file of the run; return whether that worked."""
         try:
-            self._spec.open().put(FILE, self._description.dumps())
+            self._spec.open().put(path, content)
         except (EnergonStreamError, OSError) as error:
-            _log.warning("weights of the run cannot be written now, and are kept for later: %s", error)
+            _log.warning("%s cannot be written now, and is kept for later: %s", what, error)
             return False
-        self._is_described = True
         return True
 
     def _check(self, known: RunDescription, segment: Segment, where: str) -> None:
@@ -217,12 +220,8 @@ class RunRecorder:
         log = self._log
         if log is None:
             return True
-        try:
-            self._spec.open().put(*self._content(replace(log, end=self.step(states))))
-        except (EnergonStreamError, OSError) as error:
-            _log.warning("the log of the run cannot be written now, and is kept for later: %s", error)
-            return False
-        return self._describe()
+        content = self._content(replace(log, end=self.step(states)))
+        return self._put("the log of the run", *content) and self._describe()
 
     def _prefix(self) -> str:
         return f"steps-{self._first:012d}/rank-{self._dataset.worker_config.rank:05d}"

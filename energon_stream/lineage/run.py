@@ -238,7 +238,8 @@ class TrainingRun:
 
     def _streams(self, data: RunData, segment: Segment, leaf: int, sample: int) -> list[int]:
         """Return the streams that may have a sample: its owner, and more where that changes."""
-        if not self._is_stable(segment) or data.described.packing is not None:
+        is_stable = all(each.dataset == segment.dataset for each in self.description.segments)
+        if not is_stable or data.described.packing is not None:
             return list(range(segment.num_streams))
         chosen = data.indices[leaf].selection
         places = range(sample, sample + 1) if chosen is None else chosen.places(sample)
@@ -248,9 +249,6 @@ class TrainingRun:
             for plan, first, last in stream_shares(data.plan, segment.num_streams, stream)
             if plan.leaf == leaf and max(first, places.start) < min(last, places.stop)
         ]
-
-    def _is_stable(self, segment: Segment) -> bool:
-        return all(each.dataset == segment.dataset for each in self.description.segments)
 
     def _occurrences(
         self, segment: Segment, data: RunData, ref: tuple[int, int], stream: int, stop: int | None

@@ -299,20 +299,17 @@ def judge(stats: LoaderStats) -> Verdict:
         return _judge_store(stats, late, share)
     time_of = "workers' time" if stats.num_workers else "time of loading"
     part = f"{share:.0%} of the {time_of}"
+    functions = stats.profile.functions
+    busiest = max(functions, key=lambda name: functions[name], default="your functions")
     more = "add workers" if stats.num_workers else "use workers (num_workers)"
     texts = {
         DECODE: f"{late}: decoding, {part}; {more}, or decode less: image_backend, image_min_size, part_filter",
-        ENCODE: f"{late}: {_busiest(stats)}, {part}; {more}, or make it faster",
+        ENCODE: f"{late}: {busiest}, {part}; {more}, or make it faster",
         COLLATE: f"{late}: making batches of samples, {part}; {more}, or stack fewer bytes",
         CHANNEL: f"{late}: moving batches to the main process, {part}; return tensors, and fewer bytes",
         LOADER: f"{late}: the loader's own work, {part}; {more}, or use larger samples",
     }
     return Verdict(cause, texts[cause])
-
-
-def _busiest(stats: LoaderStats) -> str:
-    functions = stats.profile.functions
-    return max(functions, key=lambda name: functions[name]) if functions else "your functions"
 
 
 def _judge_store(stats: LoaderStats, late: str, share: float) -> Verdict:
