@@ -23,9 +23,9 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
     """Returns the batches of a loader, as the first node of a graph of nodes.
 
     A pass of the loader is an iteration of the node. ``torchdata.nodes.Loader`` calls ``reset(None)`` for
-    each ``for`` loop. After the end of a pass, that begins the next pass. In the middle of a pass, it goes
-    back to the beginning of the pass: later nodes may have fetched batches that were never used, and going on
-    would lose them. A pass whose end later nodes have fetched counts as ended.
+    each ``for`` loop. After the end of a pass, that begins the next one. In the middle of a pass, it goes
+    back to its beginning, because batches that later nodes fetched and nobody used would be lost. A pass
+    whose end later nodes have fetched counts as ended.
 
     The state is the loader's position after the last batch that the node returned; nodes such as
     ``Prefetcher`` keep it with their batches.

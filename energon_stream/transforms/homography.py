@@ -60,8 +60,7 @@ def about(matrix: Matrix, x: float, y: float) -> Matrix:
 def affine(angle: float, scaling: float, shears: Sequence[float]) -> Matrix:
     """Return the matrix of ``torchvision``'s affine step about the origin; angles are clockwise degrees."""
     turn, x, y = math.radians(angle), math.radians(shears[0]), math.radians(shears[1])
-    lean = np.array([[1.0, -math.tan(x), 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    rise = np.array([[1.0, 0.0, 0.0], [-math.tan(y), 1.0, 0.0], [0.0, 0.0, 1.0]])
+    lean, rise = shear(-math.tan(x), 0.0), shear(0.0, -math.tan(y))
     found: Matrix = scale(scaling, scaling) @ rotate(-turn) @ rise @ lean
     return found
 

@@ -145,10 +145,8 @@ class CenterCropMapper(TransformMapper[v1.CenterCrop | v2.CenterCrop]):
 
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
         wanted = self._size(self.transform.size)
-        top, left = (
-            round((have - want) / 2) if have >= want else -((want - have) // 2)
-            for have, want in zip(self._size(dst_size), wanted, strict=True)
-        )
+        pairs = zip(self._size(dst_size), wanted, strict=True)
+        top, left = (round((a - b) / 2) if a >= b else -((b - a) // 2) for a, b in pairs)
         return self._applied(homography.translate(-left, -top) @ matrix, wanted, (top, left, *wanted))
 
 
@@ -218,11 +216,8 @@ class RandomRotationMapper(_Interpolated[v1.RandomRotation | v2.RandomRotation],
 
     def apply_transform(self, matrix: Matrix, dst_size: np.ndarray[Any, Any]) -> Applied:
         step, size = self.transform, self._size(dst_size)
-        angle = (
-            _make_params(step, size)["angle"]
-            if isinstance(step, v2.RandomRotation)
-            else step.get_params(step.degrees)
-        )
+        is_v2 = isinstance(step, v2.RandomRotation)
+        angle = _make_params(step, size)["angle"] if is_v2 else step.get_params(step.degrees)
         x, y = (size[1] / 2, size[0] / 2) if step.center is None or step.expand else step.center
         turned = homography.about(homography.rotate(np.radians(angle)), x, y)
         if step.expand:

@@ -91,7 +91,9 @@ class MergeTransform(torch.nn.Module):
         pixels = F.pil_to_tensor(x) if isinstance(x, Image.Image) else x
         warped = self._warped(pixels.float(), source, matrix, wanted, needed)
         if not pixels.dtype.is_floating_point:
-            warped = warped.round_().clamp_(*_limits(pixels.dtype))
+            known = None if pixels.dtype is torch.bool else torch.iinfo(pixels.dtype)
+            low, high = (known.min, known.max) if known else (0, 1)
+            warped = warped.round_().clamp_(low, high)
         warped = warped.to(pixels.dtype)
         return F.to_pil_image(warped, x.mode) if isinstance(x, Image.Image) else warped
 
@@ -132,10 +134,3 @@ class MergeTransform(torch.nn.Module):
     def extra_repr(self) -> str:
         """Return the steps, for ``repr``."""
         return ", ".join(type(transform).__name__ for transform in self.transforms)
-
-
-def _limits(dtype: torch.dtype) -> tuple[float, float]:
-    if dtype is torch.bool:
-        return 0, 1
-    found = torch.iinfo(dtype)
-    return found.min, found.max

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from energon_stream.write.sources.text import TextSource
 from energon_stream.write.tar_shard import MAX_SIZE, SampleEncoder
 
 if TYPE_CHECKING:
-    from energon_stream.write.sources.source import Row, Section, Source
+    from energon_stream.write.sources.source import Section, Source
 
 PREVIEW_ROWS = 8
 _FILL = 0.9  # share of a tar that a part should fill, by estimate, so that few have a tiny second tar
@@ -77,7 +77,12 @@ def plan_conversion(
     root = None if files_root is None else StoreSpec(os.fspath(files_root), storage_options)
     source = open_source(StoreSpec(os.fspath(url_or_path), storage_options), kind, files=root, **options)
     sections = tuple(source.sections())
-    first = [*islice(_first_rows(source, sections), PREVIEW_ROWS)]
+    places = (
+        (number, place, row)
+        for number, section in enumerate(sections)
+        for place, row in enumerate(source.rows(section, 0, None))
+    )
+    first = [*islice(places, PREVIEW_ROWS)]
     if not first:
         raise EmptyDatasetError("the source has no rows", where=source.spec.url, hint="check the path")
     if columns:
@@ -116,13 +121,6 @@ def key_starts(sections: Sequence[Section]) -> list[tuple[str, int]]:
 def row_key(begin: str, first_row: int, row: int) -> str:
     """Return the key of a row of a section that has no other: its number."""
     return f"{begin}{first_row + row:09d}"
-
-
-def _first_rows(source: Source, sections: Sequence[Section]) -> Iterator[tuple[int, int, Row]]:
-    """Yield the number of the section, the place in it, and the row."""
-    for number, section in enumerate(sections):
-        for place, row in enumerate(source.rows(section, 0, None)):
-            yield number, place, row
 
 
 def _group(

@@ -51,7 +51,8 @@ def guess_columns(
             parts.append(PartFrom(part, (name,), "file" if is_path else "value"))
         else:
             rest.append(name)
-    label = next((name for name in rest if name in _LABELS and _are_numbers(name, rows)), None)
+    labels = (name for name in rest if name in _LABELS)
+    label = next((n for n in labels if all(re.fullmatch(r"-?\d+", str(row.get(n))) for row in rows)), None)
     for column, part in ((_text(rest, rows, label), "txt"), (label, "cls")):
         if column is not None:
             parts.append(PartFrom(part, (column,)))
@@ -66,10 +67,6 @@ def _text(rest: list[str], rows: Sequence[Row], label: str | None) -> str | None
     texts = [name for name in others if all(isinstance(row.get(name), (str, type(None))) for row in rows)]
     named = [name for name in texts if name.lower() in _TEXTS]
     return named[0] if named else texts[0] if len(texts) == 1 else None
-
-
-def _are_numbers(name: str, rows: Sequence[Row]) -> bool:
-    return all(re.fullmatch(r"-?\d+", str(row.get(name))) is not None for row in rows)
 
 
 def _unique(parts: Sequence[PartFrom]) -> Iterator[PartFrom]:

@@ -75,23 +75,18 @@ def resume_part(store: Store, arguments: PartArguments, existing: Collection[str
     # One other part is enough: each was compared with another when it began.
     for path in dict.fromkeys([*paths[:1], *({arguments.path} & set(paths))]):
         known, of_path = load_part(store, path)
-        _check_same(store, known, arguments)
         is_complete |= of_path and known.part == arguments.part
+        for name, value in asdict(known).items():
+            now = getattr(arguments, name)
+            if now != value and (name in ("parts", "name") or known.part == arguments.part):
+                raise ConfigError(
+                    "the source is not the one that the dataset was begun with"
+                    if name == "signature"
+                    else f"{name} is {now}, but it was {value} before",
+                    where=store.url,
+                    hint="go on with what the dataset was begun with, or remove the folder and begin again",
+                )
     return is_complete
-
-
-def _check_same(store: Store, known: PartArguments, given: PartArguments) -> None:
-    """Raise ConfigError if a writer is opened again with other arguments than before."""
-    before, now = asdict(known), asdict(given)
-    for name, value in before.items():
-        if now[name] != value and (name in ("parts", "name") or known.part == given.part):
-            raise ConfigError(
-                "the source is not the one that the dataset was begun with"
-                if name == "signature"
-                else f"{name} is {now[name]}, but it was {value} before",
-                where=store.url,
-                hint="go on with what the dataset was begun with, or remove the folder and begin again",
-            )
 
 
 def load_shard(store: Store, shard: str) -> ShardRecord:

@@ -184,7 +184,10 @@ class ShardWriter:
                 self._end_shard(self._shard)
             self._wait()
             if not self.is_complete:
-                self._remove_stray()
+                # A killed writer may have left one tar without a record.
+                stray = self._arguments.shard(len(self._builder.counts))
+                self._store.delete(stray)
+                self._store.delete(index_path(stray))
                 save_part(self._store, self._arguments, is_complete=True)
             if self._arguments.parts == 1 and self._publish:
                 split = self._options.split(self._builder.counts)
@@ -253,12 +256,6 @@ class ShardWriter:
     def _wait(self) -> None:
         if self._upload is not None:
             self._upload.result()
-
-    def _remove_stray(self) -> None:
-        """Remove a tar that a killed writer left without a record. There is one at most."""
-        path = self._arguments.shard(len(self._builder.counts))
-        self._store.delete(path)
-        self._store.delete(index_path(path))
 
 
 def put_shard(store: Store, local: str, record: ShardRecord, *, move: bool = True) -> None:

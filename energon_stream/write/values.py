@@ -191,7 +191,11 @@ def encode_part(name: str, value: Any) -> bytes | memoryview:
     if extension in _JSON:
         return json.dumps(value, default=_plain).encode()
     if extension == "npy" and isinstance(value, (np.ndarray, np.generic, list)):
-        return _array(value)
+        array, buffer = np.asarray(value), io.BytesIO()
+        if array.dtype.hasobject:
+            raise TypeError("an array of Python objects cannot be written as npy")
+        np.save(buffer, array, allow_pickle=False)
+        return buffer.getvalue()
     if extension in _TEXTS and isinstance(value, (str, int, float, np.number)):
         return str(value).encode()
     if extension in _NUMBERS and isinstance(value, (int, np.integer)):
@@ -206,12 +210,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "isoformat"):
         return value.isoformat()
     raise TypeError(f"JSON cannot hold a value of type {type(value).__name__}")
-
-
-def _array(value: Any) -> bytes:
-    array = np.asarray(value)
-    if array.dtype.hasobject:
-        raise TypeError("an array of Python objects cannot be written as npy")
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()

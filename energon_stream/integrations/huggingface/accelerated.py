@@ -39,12 +39,8 @@ def worker_config_of(
 ) -> WorkerConfig:
     """Make the configuration of this process for an ``Accelerator``.
 
-    Args:
-        accelerator: The ``Accelerator``. Processes that share data, along the mesh's dimensions of tensor,
-            context and sequence parallelism, get the same rank.
-        num_workers: Worker processes of each rank.
-        num_streams: See :class:`WorkerConfig`.
-        seed_offset: See :class:`WorkerConfig`.
+    Processes that share data, along the mesh's dimensions of tensor, context and sequence parallelism, get
+    the same rank. The other arguments are those of :class:`WorkerConfig`.
 
     Example:
         >>> from accelerate import Accelerator
@@ -99,10 +95,8 @@ class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ign
                 "worker_config_of(accelerator)",
             )
         if depth < 1:
-            raise ConfigError(
-                f"depth is {depth}",
-                hint="use 1 or more: the last batch is recognized by the end that follows it",
-            )
+            hint = "use 1 or more: the last batch is recognized by the end that follows it"
+            raise ConfigError(f"depth is {depth}", hint=hint)
         device = accelerator.device if accelerator.device_placement else torch.device("cpu")
         super().__init__(loader, device, depth=depth)
         self.gradient_state: Any = accelerator.gradient_state

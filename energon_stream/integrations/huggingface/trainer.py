@@ -81,14 +81,13 @@ class EnergonTrainerHooks:
 
     Mix it into ``transformers.Trainer`` or a class derived from it; :class:`EnergonTrainer` does the former.
     Pass the results of ``get_train_dataset`` and ``get_val_dataset`` as ``train_dataset`` and
-    ``eval_dataset``; the trainer handles other datasets as always. The task encoder makes the batches, which
-    are dicts with the model's arguments. ``data_collator`` and the batch sizes of ``TrainingArguments`` do
-    not apply.
+    ``eval_dataset``; the trainer handles other datasets as always. The task encoder makes the batches, dicts
+    with the model's arguments: ``data_collator`` and the batch sizes of ``TrainingArguments`` do not apply.
 
     A checkpoint has the file ``energon_stream.pt`` with the position of all ranks after the last batch
-    trained on. ``train(resume_from_checkpoint=...)`` goes on with the next batch, and reads none to skip it
-    (``ignore_data_skip`` is set); with ``True``, from the newest checkpoint that was written completely.
-    Epochs are the dataset's virtual epochs; without them, pass ``max_steps``.
+    trained on. ``train(resume_from_checkpoint=...)`` goes on with the next batch, and reads none to skip it;
+    with ``True``, from the newest checkpoint that was written completely. Epochs are the dataset's virtual
+    epochs; without them, pass ``max_steps``.
     """
 
     args: Any
@@ -177,11 +176,6 @@ class EnergonTrainerHooks:
         if self.args.should_save:
             write_state(_checkpoint(self.args, step) / _FILE, state)
 
-    def _close_loaders(self) -> None:
-        for loader in (self._train_loader, *self._eval_loaders.values()):
-            if loader is not None:
-                loader.close()
-
 
 class EnergonTrainer(EnergonTrainerHooks, Trainer):  # type: ignore[misc]
     """A ``transformers.Trainer`` that takes this library's datasets; see :class:`EnergonTrainerHooks`.
@@ -216,7 +210,9 @@ class _Saver(TrainerCallback):  # type: ignore[misc]
         self._trainer._save_position(state.global_step)  # for trainers that save in a way of their own
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._close_loaders()
+        for loader in (self._trainer._train_loader, *self._trainer._eval_loaders.values()):
+            if loader is not None:
+                loader.close()
 
 
 def _check(args: Any, dataset: SavableDataset[Any]) -> None:

@@ -87,16 +87,13 @@ class EnergonDataHooks:
     ) -> None:
         super().__init__()
         self._sources = {"train": train, "val": val, "test": test}
-        self._num_workers = num_workers
-        self._num_streams = num_streams
-        self._seed_offset = seed_offset
-        self._train_options = dict(train_options or {})
-        self._val_options = dict(val_options or {})
-        self._loader_options = dict(loader_options or {})
+        self._num_workers, self._num_streams, self._seed_offset = num_workers, num_streams, seed_offset
+        self._train_options, self._val_options = train_options or {}, val_options or {}
+        self._loader_options = loader_options or {}
         self._train: TrainLoader[Any] | None = None
+        self._owner: Any = None  # the trainer for which it was made
         self._saved: dict[str, Any] | None = None
         self._evaluation: dict[str, list[EvaluationLoader[Any]]] = {}
-        self._owner: Any = None
         for split, source in self._sources.items():
             name = f"{split}_dataloader"
             if source is None and getattr(type(self), name) is getattr(EnergonDataHooks, name):
@@ -106,10 +103,9 @@ class EnergonDataHooks:
     def worker_config(self, num_streams: int = 0) -> WorkerConfig:
         """Make the configuration for the trainer's ranks, which a tensor parallel group shares."""
         ranks = getattr(self.trainer, "distributed_sampler_kwargs", None) or {"rank": 0, "num_replicas": 1}
-        rank, world_size, seed_offset = ranks["rank"], ranks["num_replicas"], self._seed_offset
-        return WorkerConfig(
-            rank, world_size, self._num_workers, num_streams=num_streams, seed_offset=seed_offset
-        )
+        rank, size = ranks["rank"], ranks["num_replicas"]
+        seed = self._seed_offset
+        return WorkerConfig(rank, size, self._num_workers, num_streams=num_streams, seed_offset=seed)
 
     def _loader(
         self, open_path: Callable[..., Any], source: Any, options: Any, num_streams: int = 0

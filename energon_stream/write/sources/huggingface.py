@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import xxhash
 
@@ -14,9 +14,6 @@ from energon_stream.errors import ConfigError
 from energon_stream.urls import is_local, local_path
 from energon_stream.write.sources.parquet import BATCH_ROWS, table_rows
 from energon_stream.write.sources.source import Row, Section, Source, changed, named_source_errors, package
-
-if TYPE_CHECKING:
-    from energon_stream.storage import StoreSpec
 
 _ROWS = 2000
 _BYTES = 64 << 20
@@ -36,11 +33,10 @@ class HuggingFaceSource(Source):
     def sections(self) -> list[Section]:
         dataset = _open(self)
         if not hasattr(dataset, "data"):  # it streams
-            name = self.spec.url
-            return [
-                Section(f"{name}, shard {number}", None, 0, _stream_version(dataset), 0, number)
-                for number in range(dataset.num_shards)
-            ]
+            info, count = dataset.info, dataset.num_shards
+            version = f"{getattr(info, 'version', None)}-{info.dataset_size}-{count}"
+            names = [f"{self.spec.url}, shard {number}" for number in range(count)]
+            return [Section(name, None, 0, version, 0, number) for number, name in enumerate(names)]
         rows, version = len(dataset), _version(dataset)
         size = dataset.data.nbytes / max(rows, 1)
         step = max(1, min(_ROWS, int(_BYTES / max(size, 1))))
@@ -77,7 +73,7 @@ def _open(source: HuggingFaceSource) -> Any:
     url, split = source.spec.url, source.split
     options = dict(source.spec.storage_options or {})
     with named_source_errors(url):
-        if _is_saved(source.spec):
+        if not url.startswith(SCHEME) and any(entry.path in SAVED for entry in source.spec.open().list()):
             found = datasets.load_from_disk(
                 local_path(url) if is_local(url) else url, storage_options=options or None
             )
@@ -99,19 +95,8 @@ def _open(source: HuggingFaceSource) -> Any:
         return found[split]
 
 
-def _is_saved(spec: StoreSpec) -> bool:
-    if spec.url.startswith(SCHEME):
-        return False
-    return any(entry.path in SAVED for entry in spec.open().list())
-
-
 def _version(dataset: Any) -> str:
     """Return the version of a saved dataset: its fingerprint, and what the system knows of its files."""
     files = [os.stat(file["filename"]) for file in dataset.cache_files]
     known = [(status.st_ino, status.st_size, status.st_mtime_ns) for status in files]
     return xxhash.xxh3_64_hexdigest(repr((dataset._fingerprint, known)).encode())
-
-
-def _stream_version(dataset: Any) -> str:
-    version = getattr(dataset.info, "version", None)
-    return f"{version}-{dataset.info.dataset_size}-{dataset.num_shards}"

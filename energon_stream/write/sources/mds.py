@@ -64,9 +64,8 @@ class MdsSource(Source):
                 folder = stack.enter_context(temporary_folder(self.tmp_path))
                 _fetch(store, section, Path(folder), decompress)
             reader = reader_from_json(folder, "", shard)
-            kinds = list(
-                zip(shard["column_names"], shard["column_encodings"], shard["column_sizes"], strict=True)
-            )
+            about = (shard[f"column_{what}"] for what in ("names", "encodings", "sizes"))
+            kinds = list(zip(*about, strict=True))
             for number in range(first, shard["samples"]):
                 yield _decode(reader.get_sample_data(number), kinds, columns, mds_decode)
 
@@ -77,13 +76,9 @@ class MdsSource(Source):
                 where=where,
                 hint="convert the folder of CSV or JSONL files itself, with --from csv or jsonl",
             )
-        pickles = [
-            name
-            for name, kind in zip(shard["column_names"], shard["column_encodings"], strict=True)
-            if kind == _PICKLE
-        ]
-        if pickles and not self.trust:
-            raise untrusted(pickles[0], where)
+        for name, kind in zip(shard["column_names"], shard["column_encodings"], strict=True):
+            if kind == _PICKLE and not self.trust:
+                raise untrusted(name, where)
 
 
 def untrusted(column: str, where: str) -> UntrustedPickleError:
