@@ -1,6 +1,6 @@
 """Samples drawn in a terminal: images as half blocks, JSON and texts laid out, video and audio described.
 
-The only control characters are those of colours, which come from here; those of data are written out.
+Colours are the only control characters that are printed; control characters of data are written out.
 """
 
 from __future__ import annotations

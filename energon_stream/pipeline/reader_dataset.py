@@ -303,7 +303,7 @@ class ReaderDataset(SavableDataset[Any]):
         return int(sample) < int(self.leaves[leaf].index.shard_starts[-1])
 
     def len_stream(self, stream: int) -> int | None:
-        """Return the samples of one pass, less those that are known as excluded without reading.
+        """Return the samples of one pass, without samples that are known to be excluded.
 
         These are in shards that belong to the stream as a whole, of datasets with one pass.
         """

@@ -88,7 +88,7 @@ class HttpReader:
         return HttpRequest(method, target, headers, await self._exactly(length) if length else b"")
 
     async def response(self, method: str) -> Response:
-        """Read the answer to a request of this method, without the headers about the form of the body."""
+        """Read the reply to a request of this method, without the headers about the form of the body."""
         (_, status, *_), headers = await self._head()
         if method == "HEAD" or status in ("204", "304"):
             return Response(int(status), headers)

@@ -35,7 +35,7 @@ _KEPT_BLOCKS = 16
 class FileTree:
     """The parts of all samples as files, by paths without a leading slash; ``""`` is the root.
 
-    Folders are those of the sample keys. Keys with an empty component, ``.`` or ``..`` have no path.
+    Folders come from the sample keys. Keys with an empty component, ``.`` or ``..`` have no path.
 
     With ``sample_folders``, each sample has a folder: ``key/part`` instead of ``key.part``. ``allow_slow``
     accepts an index without the places of parts, as older versions wrote: the headers of each sample are read

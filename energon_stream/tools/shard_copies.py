@@ -72,7 +72,7 @@ def local_copy(store: Store, entry: ListEntry, is_needed: bool = True) -> Iterat
 
 
 class SampleRange(NamedTuple):
-    """Where a sample is."""
+    """Place of a sample in its shard."""
 
     shard: str  # path of the tar
     start: int  # first byte

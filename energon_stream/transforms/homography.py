@@ -154,7 +154,7 @@ class SourceBox(NamedTuple):
 def source_box(matrix: Matrix, size: Size) -> SourceBox | None:
     """Return the box of whole pixels that becomes the result by resizing and mirroring; None if none does.
 
-    The arguments are those of :func:`needed_clips`.
+    It takes the arguments of :func:`needed_clips`.
     """
     turned = np.array([matrix[0, 1], matrix[1, 0], matrix[2, 0], matrix[2, 1]])
     if np.abs(turned).max() > 1e-12 or 0 in (matrix[0, 0], matrix[1, 1]):

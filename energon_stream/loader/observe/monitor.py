@@ -169,7 +169,7 @@ class Monitor:
 
 
 def answer_monitor(line: socket.socket) -> None:
-    """Answer questions about the calling thread, in another one, until the main process is gone."""
+    """Answer questions about the calling thread, in a thread of its own, until the main process is gone."""
     line.settimeout(_PARENT_SECONDS)  # also makes it non-blocking for faulthandler, which must not wait
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=line.fileno(), all_threads=True)

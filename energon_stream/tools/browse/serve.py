@@ -59,7 +59,7 @@ def serving(
         path: Path or URL of the dataset or metadataset.
         port: TCP port; 0 takes a free one.
         run: The training whose steps can be looked at.
-        storage_options: Credentials and the like.
+        storage_options: Credentials and other options of the store.
         limits: Bounds on what data may cost. None: those of ``ENERGON_STREAM_LIMITS``.
         **names: ``split_config`` and ``dataset_config``, for other files in ``.nv-meta``.
 

@@ -73,7 +73,7 @@ def number(given: Mapping[str, str], name: str, default: int) -> int:
 class StepFinder:
     """Finds the samples of steps of a path, by the plan of the training. Reads metadata, no samples.
 
-    ``options`` are those of :func:`get_train_dataset`, without batch size and configuration.
+    ``options`` are as for :func:`get_train_dataset`, without batch size and configuration.
     """
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:

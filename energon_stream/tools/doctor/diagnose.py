@@ -101,7 +101,7 @@ def diagnose(
     Args:
         url: A dataset, metadataset, tars, or a folder of them; local, or any URL. Each dataset of a
             metadataset has a finding, and the speed is that of the first one with shards.
-        storage_options: Credentials and the like.
+        storage_options: Credentials and other options of the store.
         cache: The node's cache; None for the one of the environment.
         seconds: Time of each of the four measurements of speed.
         on_finding: Called with each finding as soon as it is made.

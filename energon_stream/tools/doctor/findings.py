@@ -81,7 +81,7 @@ def find_server(url: str, options: Mapping[str, Any] | None) -> Any:
 
 
 def _ask(endpoint: str, bucket: str) -> dict[str, str]:
-    """Return the headers of the answer to an unsigned request for a bucket, with names in lower case."""
+    """Return the reply headers of an unsigned request for a bucket, with names in lower case."""
     parts = urlsplit(endpoint)
     if parts.hostname is None:
         return {}

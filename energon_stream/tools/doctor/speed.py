@@ -25,7 +25,7 @@ _ENOUGH = 0.9
 
 @dataclass(frozen=True, slots=True)
 class SpeedOf:
-    """Speed of a store with so many requests at one time."""
+    """Speed of a store at one number of concurrent requests."""
 
     in_flight: int  # requests at one time
     requests: int  # requests that were answered
@@ -45,7 +45,7 @@ def latency_of(store: Store, entry: ListEntry) -> float:
 
 
 def sweep(store: Store, entries: list[ListEntry], seconds: float) -> Iterator[SpeedOf]:
-    """Measure the rate for each number of requests at one time, for so many seconds each."""
+    """Measure the rate for each number of requests at one time, for `seconds` each."""
     for in_flight in IN_FLIGHT:
         ranges = _ranges(entries)
         fetcher = Fetcher(in_flight, hedged_share=0.0)

@@ -1,4 +1,4 @@
-"""Checks a whole dataset, or tars that nobody prepared, shard by shard."""
+"""Checks a whole dataset, or unprepared tars, shard by shard."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _factory(found: _Found, dataset_config: str) -> SampleFactory | None:
 
 
 def _shared_keys(reports: Sequence[ShardReport], url: str) -> Iterator[Problem]:
-    """Yield a problem for each tar with keys of an earlier one, of tars that nobody prepared: an index would
+    """Yield a problem for each tar with keys of an earlier one, of unprepared tars: an index would
     refuse them.
     """
     hashes = [np.frombuffer(report.keys, "<u8") for report in reports]

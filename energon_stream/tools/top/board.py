@@ -37,7 +37,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One loader. Rates and shares are those of about the last second."""
+    """One loader. Rates and shares cover about the last second."""
 
     rank: int  # its rank
     host: str  # name of its machine
