@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -111,16 +110,11 @@ def _show(report: LintReport, sample_rate: float) -> None:
         click.echo(f"{report.refused} parts are pickles, which were not decoded.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Failures:
-    """Handler of samples that fail, in any process. It shows errors, and counts them as bytes of a file."""
-
-    path: str
-
-    def __call__(self, error: Exception, sample: Any, sources: Any = None) -> None:
-        with open(self.path, "ab") as file:
-            file.write(b".")
-        echo_text(error, err=True)
+def _note_failure(path: str, error: Exception, sample: Any, sources: Any = None) -> None:
+    """Show the error of a sample that fails, in any process, and count it as a byte of a file."""
+    with open(path, "ab") as file:
+        file.write(b".")
+    echo_text(error, err=True)
 
 
 def _check_samples(
@@ -130,7 +124,8 @@ def _check_samples(
     samples = 0
     with tempfile.NamedTemporaryFile(prefix="energon-lint-") as counted:
         with Progress(unit="sample", enabled=progress) as shown:
-            for _ in make_samples(path, split, _Failures(counted.name), workers, **options):
+            note = partial(_note_failure, counted.name)
+            for _ in make_samples(path, split, note, workers, **options):
                 samples += 1
                 shown.advance()
         errors = os.path.getsize(counted.name)

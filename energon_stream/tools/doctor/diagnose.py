@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -151,24 +151,27 @@ def _look_at(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, l
     begin = time.monotonic()
     try:
         found = read_metadata_or_tars(spec, split_config=SPLIT_CONFIG, dataset_config=DATASET_CONFIG)
-    except NotPreparedError as error:
+    except DatasetError as error:
         store = spec.open()
-        entries = list(itertools.islice((each for each in store.list() if each.meta.size), _SHARDS))
+        listed = store.list() if isinstance(error, NotPreparedError) else ()
+        entries = list(itertools.islice((each for each in listed if each.meta.size), _SHARDS))
         note(Finding("store", "ok", _answered(begin)))
         note(Finding.of("dataset", error))
         return store, entries
-    except DatasetError as error:
-        note(Finding("store", "ok", _answered(begin)))
-        note(Finding.of("dataset", error))
-        return spec.open(), []
     note(Finding("store", "ok", _answered(begin)))
     if not isinstance(found, DatasetMetadata):
         spec, tars = found
         note(Finding("dataset", "ok", f"{len(tars):,} tars, not prepared", "They are indexed by each node."))
         return spec.open(), tars[:_SHARDS]
-    counts, store = found.shard_counts, spec.open()
+    counts = found.shard_counts
     note(Finding("dataset", "ok", f"{sum(counts.values()):,} samples in {len(counts):,} shards"))
-    entries = [ListEntry(path, store.head(path)) for path in itertools.islice(counts, _SHARDS)]
+    return _shards(spec, list(counts))
+
+
+def _shards(spec: StoreSpec, paths: Sequence[str]) -> tuple[Store, list[ListEntry]]:
+    """Return a store, and those of its first shards that are not empty."""
+    store = spec.open()
+    entries = [ListEntry(path, store.head(path)) for path in paths[:_SHARDS]]
     return store, [entry for entry in entries if entry.meta.size]
 
 
@@ -194,11 +197,7 @@ def _look_at_mixture(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[
             note(finding)
             if measured is None and index is not None and index.shard_paths:
                 measured = index
-    if measured is None:
-        return spec.open(), []
-    store = measured.spec.open()
-    entries = [ListEntry(path, store.head(path)) for path in measured.shard_paths[:_SHARDS]]
-    return store, [entry for entry in entries if entry.meta.size]
+    return (spec.open(), []) if measured is None else _shards(measured.spec, measured.shard_paths)
 
 
 def _datasets_of(spec: StoreSpec) -> list[tuple[LeafRef, list[str]]]:
