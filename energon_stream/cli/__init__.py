@@ -45,7 +45,7 @@ def _run(name: str) -> None:
 
 
 def _installed_command() -> Callable[[], Any] | None:
-    """Return Megatron-Energon's command, whose script and ours are the same file; None if it has none."""
+    """Return Megatron-Energon's command, whose script and ours are the same file, if it is installed."""
     try:
         scripts = metadata.distribution("megatron-energon").entry_points.select(group="console_scripts")
     except metadata.PackageNotFoundError:

@@ -81,14 +81,14 @@ class _PartIndex:
 
     @classmethod
     def open(cls, spec: StoreSpec) -> _PartIndex | None:
-        """Open the index of a dataset; None if it has none."""
+        """Open the index of a dataset; None if the dataset lacks the file."""
         try:
             return cls(index_database(spec))
         except ObjectNotFoundError:
             return None
 
     def parts(self, shard_id: int, number: int) -> tuple[str, list[tuple[str, int, int]]] | None:
-        """Return a sample's key, and name, first byte and size of its parts; None if it has none."""
+        """Return a sample's key, and name, first byte and size of its parts; None if no part is indexed."""
         rows = self._database.checked_rows(_PARTS, (shard_id, number))
         for row in rows:
             self._check(row, (str, str, int, int), min(row[2:], default=0) if _are_ints(row[2:]) else 0)
@@ -172,7 +172,7 @@ class Source:
         return [Match("", paths[place], int(starts[place])) for place in found]
 
     def part_index(self) -> _PartIndex | None:
-        """Return the dataset's ``index.sqlite``, opened at the first call; None if it has none."""
+        """Return the dataset's ``index.sqlite``, opened at the first call; None if there is no such file."""
         index = self.index
         if not isinstance(index, WebDatasetIndex) or index.plain is not None:
             return None

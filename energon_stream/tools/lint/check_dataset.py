@@ -45,8 +45,8 @@ def lint_dataset(
 ) -> LintReport:
     """Check a dataset: tars, indices, checksums, and all parts of all samples.
 
-    Each shard is read once. Nothing that is wrong ends the check: all problems are in the report. A folder of
-    tars that nobody prepared, or a brace pattern of tars, is checked as well.
+    Each shard is read once. Nothing that is wrong ends the check: all problems are in the report. Tars that
+    nobody prepared are checked as well.
 
     Args:
         url_or_path: Folder of a dataset or of tars, or tars such as ``a/{0..9}.tar``.
