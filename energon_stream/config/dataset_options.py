@@ -32,15 +32,12 @@ if TYPE_CHECKING:
 CacheOption = CacheConfig | str | os.PathLike[str] | bool | None
 SubsetOption = Mapping[str, Any] | Sequence[Any] | None
 
-_FIRST_SAMPLES = 8
-_PARALLEL_SLICES = 16
-
 
 class DecodingOptions(TypedDict, total=False):
     """Options that programs for older versions pass.
 
-    ``handler`` is called with the error and the key of a sample that fails. ``auto_decode=False`` leaves
-    bytes. The others are arguments of ``SampleDecoder``.
+    ``handler`` gets the error and the key of a sample that fails. ``auto_decode=False`` leaves bytes. The
+    others are arguments of ``SampleDecoder``.
     """
 
     handler: Callable[[Exception, Any], Any] | None
@@ -145,7 +142,7 @@ class Shuffling:
         """Return the order of a dataset, given the product of the multipliers that apply to it."""
         parallel = self.parallel_shard_iters
         if parallel is None:
-            parallel = 1 if multiplier is None else _PARALLEL_SLICES
+            parallel = 1 if multiplier is None else 16
         return OrderSpec(self.max_samples_per_sequence, self.shuffle_buffer_size or 0, parallel, multiplier)
 
 
@@ -157,8 +154,7 @@ class DatasetRequest:
     config: WorkerConfig
     encoder: TaskEncoder[Any, Any, Any, Any]
     decoder: FileStoreDecoder | None  # decodes parts; None leaves bytes
-    # Whether classes and files that a dataset names may be imported and run; None asks the environment.
-    trust_dataset_code: bool | None
+    trust_dataset_code: bool | None  # None asks the environment
     parts: frozenset[str] | None  # parts that are used; None for all
     cookers: Sequence[Cooker[Any]]  # they get the crude samples, and limit which parts are read
     limits: ReadOptions
@@ -177,7 +173,7 @@ class DatasetRequest:
         multiplier: int | None = 1,
         with_cookers: bool = True,
     ) -> DatasetRequest:
-        """Check options, and raise ConfigError if one is unknown or cannot work. ``with_cookers``: the
+        """Check options, and raise ConfigError if one is unknown or cannot work. ``with_cookers`` lets the
         encoder's cookers decide which parts are read.
         """
         decoding = {name: value for name, value in options.items() if name not in _NOT_DECODING}
@@ -248,14 +244,11 @@ def _limits(limits: ReadOptions, batch_size: int | None, packing_buffer_size: in
         return limits
     # The first batch is fetched in small requests, so that it arrives early. Packing needs a full buffer
     # before it.
-    return replace(limits, first_samples=packing_buffer_size or batch_size or _FIRST_SAMPLES)
+    return replace(limits, first_samples=packing_buffer_size or batch_size or 8)
 
 
 def cache_layer(cache: CacheOption) -> CacheLayer | None:
-    """Return the disk cache that an option means; None for no cache.
-
-    Raises ConfigError if the option is neither a configuration nor a directory.
-    """
+    """Return the disk cache that an option means. Raises ConfigError if it can mean none."""
     if cache is None:
         cache = CacheConfig.from_environment()
     if cache is None or cache is False:
@@ -271,8 +264,7 @@ def _declared(
     sample_type: SampleType | None, field_map: Mapping[str, str] | None, config: WorkerConfig
 ) -> DeclaredSamples | None:
     if config.conventions == "energon" and field_map is None and isinstance(sample_type, type):
-        # In Megatron-Energon the argument is for type checkers. Plain tars, which it does not read, are
-        # crude.
+        # In Megatron-Energon it is for type checkers. Plain tars, which that does not read, are crude.
         return replace(CRUDE, typing_only=True) if issubclass(sample_type, CrudeSample) else None
     try:
         return declare(sample_type, field_map, "sample_type= and field_map=")
@@ -281,7 +273,7 @@ def _declared(
 
 
 def _decoder(own: FileStoreDecoder | None, decoding: dict[str, Any]) -> FileStoreDecoder | None:
-    """Return the encoder's decoder, or a new one made of the arguments. The encoder keeps its own."""
+    """Return the encoder's own decoder, or a new one made of the arguments."""
     unknown = sorted(decoding.keys() - DecodingOptions.__optional_keys__)
     if unknown:
         known = list(DecodingOptions.__annotations__)

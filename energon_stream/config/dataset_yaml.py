@@ -67,10 +67,8 @@ _DECODER_OPTIONS = ("image_decode", "av_decode", "video_decode_audio", "guess_co
 class DatasetYamlOptions:
     """Options in a ``dataset.yaml`` for all who read the dataset."""
 
-    # Put on each sample; those of a metadataset override them.
-    subflavors: Mapping[str, Any] = field(default_factory=dict)
-    # Fields of ``OrderSpec`` that replace the caller's.
-    order: Mapping[str, Any] = field(default_factory=dict)
+    subflavors: Mapping[str, Any] = field(default_factory=dict)  # those of a metadataset override them
+    order: Mapping[str, Any] = field(default_factory=dict)  # fields of ``OrderSpec``
     subset: Subset | None = None  # replaces the caller's
 
 
@@ -128,12 +126,12 @@ def read_dataset_config(
     trust: bool | None = None,
     limits: Limits | None = None,
 ) -> tuple[SampleFactory, DatasetYamlOptions]:
-    """Understand a ``dataset.yaml``. Nothing in it is imported or run, unless the dataset is trusted.
+    """Understand a ``dataset.yaml``. Code that it names is imported and run only if ``trust``, or else the
+    environment, allows it.
 
-    ``decoder`` decodes parts, unless the file names a decoder; None leaves them as bytes. ``read_text`` reads
-    a file beside it, by name. ``trust`` True allows it to name code that is imported and run, False refuses
-    it, None asks the environment. ``limits`` is for a decoder that the file names. Raises MetadataError if a
-    key, class or type is wrong, and UntrustedCodeError if the file names code, and is not trusted.
+    ``decoder`` decodes parts, unless the file names a decoder, which gets the ``limits``. ``read_text`` reads
+    a file beside it, by name. Raises MetadataError if a key, class or type is wrong, and UntrustedCodeError
+    if the file names code, and is not trusted.
     """
     is_foreign = isinstance(module := document.get("__module__"), str) and not is_own_module(module)
     if "decoder" in document:
@@ -175,9 +173,7 @@ def read_dataset_config(
 def _describe_foreign(
     document: Mapping[str, Any], decoder: FileStoreDecoder | None, trust: bool | None, where: str
 ) -> tuple[Mapping[str, Any], FileStoreDecoder | None, type[Sample] | None, CustomBuild | None]:
-    """Return the keys of ``dataset.yaml``, decoder, sample type and overridden methods of a dataset class of
-    another package.
-    """
+    """Return keys, decoder, sample type and overridden methods of a dataset class of another package."""
     keys = {key: value for key, value in document.items() if key not in (*CLASS_KEYS, "decoder")}
     return load_plugin("dataset_class")(  # type: ignore[no-any-return]
         str(document["__module__"]),
@@ -191,7 +187,6 @@ def _describe_foreign(
 
 
 def _sample_type(document: Mapping[str, Any], where: str, trust: bool | None) -> type[Sample] | None:
-    """The sample type; None for crude samples."""
     found: type[Sample] | type[CrudeSample] | None = None
     if "__class__" in document or "__module__" in document:
         module, name = read_class({key: document[key] for key in CLASS_KEYS if key in document}, where)

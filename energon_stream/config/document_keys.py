@@ -57,10 +57,9 @@ def read_keys(
     extra: Collection[str] = (),
     error: type[EnergonStreamError] = MetadataError,
 ) -> dict[str, Any]:
-    """Return the value of each key, or its default.
+    """Return the value of each key, or its default. The document may have the keys ``extra`` as well.
 
-    ``extra`` are further keys that the document may have. Raises an ``error`` that names the place, the key
-    and its nearest known one if a key is unknown, or a value is wrong.
+    Raises MetadataError if a key is unknown, and ``error`` if a value is wrong.
     """
     check_keys(check_mapping(document, where), {*keys, *extra}, where)
     found: dict[str, Any] = {}

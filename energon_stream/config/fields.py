@@ -1,7 +1,6 @@
-"""The ``field_map`` of ``dataset.yaml``: the part, or the place within a part, of each field.
+"""The ``field_map`` of ``dataset.yaml``: for each field a part, or a place within it: ``part[key][0]``.
 
-A value has the form ``part[key][0]``, or several of these separated by commas. The first one that a sample
-has is taken. Names of parts may contain dots.
+Of several places, separated by commas, the first one that a sample has is taken. Part names may have dots.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Access:
     keys: tuple[str, ...] = ()
 
     def follow(self, value: Any) -> Any:
-        """Follow the keys into a decoded part. A key that does not exist yields ``_MISSING``."""
+        """Follow the keys into a decoded part, to ``_MISSING`` if one does not exist."""
         for key in self.keys:
             if isinstance(value, Mapping):
                 value = value.get(key, _MISSING)
@@ -44,8 +43,8 @@ class Access:
 class FieldAccess:
     """The places of a field's value."""
 
-    field: str  # field of the sample type
-    alternatives: tuple[Access, ...]  # places; the first one that exists is taken
+    field: str
+    alternatives: tuple[Access, ...]  # the first one that exists is taken
 
     def within(self, parts: frozenset[str], where: str) -> FieldAccess:
         """Return the same field with places in these parts only. Raises ConfigError if none is left."""

@@ -24,32 +24,28 @@ if TYPE_CHECKING:
     T = TypeVar("T", default=Any)
 
 
-class _ValOptions(OpeningOptions, total=False):
-    """The options of :func:`get_val_dataset` that do not decide the type of its elements."""
+class _Options(OpeningOptions, total=False):
+    """Options that do not decide the type of a dataset's elements."""
 
     worker_config: WorkerConfig | None
     split_part: str
     batch_drop_last: bool
     packing_buffer_size: int | None
-    limit: int | None
     ends: Ends
 
 
-class _TrainOptions(OpeningOptions, total=False):
-    """The options of :func:`get_train_dataset` that do not decide the type of its elements."""
+class _ValOptions(_Options, total=False):
+    limit: int | None
 
-    worker_config: WorkerConfig | None
+
+class _TrainOptions(_Options, total=False):
     shuffle_buffer_size: Required[int | None]
     max_samples_per_sequence: Required[int | None]
-    split_part: str
-    batch_drop_last: bool
-    packing_buffer_size: int | None
     packing: PlannedPacking | None
     virtual_epoch_length: int
     shuffle_over_epochs_multiplier: int | None
     parallel_shard_iters: int | None
     repeat: bool
-    ends: Ends
     draws: Draws | None
 
 
@@ -287,7 +283,7 @@ def get_val_datasets(
 
 
 def _takes_each_dataset(request: DatasetRequest, hook: str) -> bool:
-    """Return True if the encoder gets the datasets of a mixture one by one."""
+    """Return whether the encoder gets the datasets of a mixture one by one."""
     return any(request.encoder._hook_overridden(name) for name in (hook, "build_cook_crude_sample"))
 
 

@@ -77,8 +77,6 @@ class DatasetLoaderInterface:
             **options: See :class:`~energon_stream.config.dataset_options.DatasetOptions`; they override
                 those of this object. Of the task encoder the decoder is used, and nothing else.
 
-        Raises:
-            EnergonStreamError: What :func:`get_train_dataset` raises.
         """
         own: dict[str, Any] = {**vars(self), **options}
         own_part, own_multiplier = own.pop("split_part", None), own.pop("shuffle_over_epochs_multiplier", 1)
@@ -98,13 +96,7 @@ class DatasetLoaderInterface:
         """Do nothing. Programs for Megatron-Energon call it; here an object is whole when it is made."""
 
     def prepare(self, split_part: str | None = None) -> list[str]:
-        """Build the join indices of a metadataset, and return the URLs of the new ones.
-
-        Args:
-            split_part: Any value; the joins of all splits are prepared.
-
-        Raises what :func:`prepare_metadataset` raises.
-        """
+        """Build the join indices of a metadataset, of all splits, and return the URLs of the new ones."""
         if not DatasetLocation(self.path, "").is_metadataset:
             return []
         if isinstance(self.path, Mapping):
@@ -231,10 +223,10 @@ def traverse_metadataset(
     Args:
         path: The metadataset file, or its parsed content.
         split_part: The split.
-        storage_options: Credentials and other options of the store.
-        transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
-        limits: See :func:`load_dataset`.
-        allow_urls: See :func:`load_dataset`.
+        storage_options: See :func:`load_dataset`, also for the next three.
+        transport: Client for remote data.
+        limits: Bounds on what the dataset may cost.
+        allow_urls: Prefixes of URLs that a metadataset in a store may name.
 
     Returns:
         References with ``path``, ``split_part``, ``subflavors`` and ``aux``; of a join, those of its members.

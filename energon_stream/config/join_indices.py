@@ -31,11 +31,10 @@ def prepare_metadataset(
 
     Args:
         path: The metadataset file; a local path or any fsspec URL.
-        storage_options: Credentials and other options of remote stores.
-        transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
-        limits: Bounds on what the datasets may cost; None for those of the environment.
-        allow_urls: Prefixes of URLs that a metadataset in a store may name beside its own store; None for
-            those of the environment.
+        storage_options: See :func:`load_dataset`, also for the next three.
+        transport: Client for remote data.
+        limits: Bounds on what the datasets may cost.
+        allow_urls: Prefixes of URLs that a metadataset in a store may name.
 
     Returns:
         One report for each join.

@@ -33,8 +33,7 @@ def open_leaf(
 ) -> tuple[Leaf, LeafPlan]:
     """Make a leaf of the mixture from an opened dataset or join.
 
-    Raises ConfigError if the subset does not fit, or a joiner cannot join such samples, and what
-    :func:`make_sample_factory` and :func:`import_class` raise.
+    Raises ConfigError if the subset does not fit, or a joiner cannot join such samples.
     """
     if isinstance(ref, JoinRef):
         if not isinstance(index, JoinIndex):
@@ -90,27 +89,22 @@ def _file_store(ref: AuxRef, decoder: FileStoreDecoder | None) -> FileStore[Any]
     return store if decoder is None else DecodeFileStore(store, decoder=decoder)
 
 
-Joiner = Callable[..., Any]
-
-
 @dataclass(frozen=True, slots=True)
 class JoinLeaf:
     """A join as one leaf of a mixture; see :class:`energon_stream.pipeline.leaf.Leaf`."""
 
-    index: JoinIndex  # the opened join
+    index: JoinIndex
     members: tuple[DatasetLeaf, ...]  # the joined datasets. Each makes a sample for the joiner.
-    joiner: Joiner  # makes one sample of the samples in a row; a missing sample is None
+    joiner: Callable[..., Any]  # makes one sample of the samples in a row; a missing sample is None
     names: tuple[str, ...] | None = None  # keywords for the joiner; None passes the samples by position
     subflavors: dict[str, Any] | None = None  # put on each sample
-    # Auxiliary data for cookers, where the joiner makes crude samples.
-    stores: AuxStores = field(default_factory=AuxStores)
+    stores: AuxStores = field(default_factory=AuxStores)  # for cookers, if the joiner makes crude samples
 
     is_crude: ClassVar[bool] = False  # the type of the joiner's samples is not known before it runs
     selection: ClassVar[PartSelection | None] = None  # all parts of joined samples are read
 
     @property
     def plain_keys(self) -> bool:
-        """True if the keys of the samples, taken from the primary dataset, have no shard."""
         return self.members[0].plain_keys
 
     def make(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Any:
@@ -174,7 +168,7 @@ def _all_aux(ref: JoinRef, members: Sequence[DatasetLeaf]) -> dict[str, FileStor
 _FROM_JOINED = Sample.from_joined.__func__  # type: ignore[attr-defined] # a classmethod has one
 
 
-def _resolve_joiner(ref: JoinerRef, trust: bool | None) -> Joiner:
+def _resolve_joiner(ref: JoinerRef, trust: bool | None) -> Callable[..., Any]:
     """Find the joiner: the ``from_joined`` of a class, or a function."""
     found: Any
     if ref.kind == "class" and is_own_module(ref.module):

@@ -86,8 +86,8 @@ class MetadatasetDocument:
     """A parsed metadataset file."""
 
     where: str  # URL of the file
-    version: Literal[1, 2]  # 2, or 1 for the older form
-    splits: Mapping[str, Reference]  # tree of references of each split
+    version: Literal[1, 2]
+    splits: Mapping[str, Reference]
 
     def split(self, name: str) -> Reference:
         """Return the tree of a split. Raises ConfigError if the split does not exist."""
@@ -108,7 +108,7 @@ def parse_metadataset(
     """Parse a metadataset of version 1 or 2.
 
     ``spec_of`` returns the location of a path in the document. ``file`` is the location of the document; None
-    if it was given as a dict. Raises MetadataError or ConfigError, which name the place in the file.
+    for a dict. Raises MetadataError or ConfigError, which name the place in the file.
     """
     check_keys(document, ("__module__", "__class__", "splits"), where)
     name = document.get("__class__", "Metadataset")
@@ -191,7 +191,7 @@ class _Parser:
     def leaf(
         self, given: Mapping[str, Any], at: str, split: str, present: Collection[str]
     ) -> LeafRef | MetadatasetRef:
-        """Parse a dataset, or a split of another metadataset; ``present`` are the keys in the file."""
+        """Parse a dataset, or a split of another metadataset, with the keys ``present``."""
         spec, part = self.spec_of(given["path"]), given["split_part"] or split
         is_single = dataset_kind(spec.url) != "metadataset"
         outer = _inherited(given, {}, at, in_samples=is_single)
@@ -214,7 +214,6 @@ class _Parser:
         )
 
     def cached(self, spec: StoreSpec, cache: Any, at: str) -> StoreSpec:
-        """Apply the ``cache`` of a dataset to its location."""
         if cache is False:
             return replace(spec, through=None)
         read_keys(cache, _CACHE_KEYS, at)
@@ -264,7 +263,6 @@ class _Parser:
 
 
 def _entries(value: Any, at: str) -> list[tuple[str, Any]]:
-    """Return the datasets of a list, with their places."""
     if not isinstance(value, (list, tuple)) or not value:
         raise MetadataError(f"a list of datasets is needed here, not {value!r:.80}", where=at)
     return [(f"{at}[{number}]", entry) for number, entry in enumerate(value)]

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 class MetadatasetFiles:
     """The metadataset files that one root names, directly or through other files, and how to reach them."""
 
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # credentials and similar
-    transport: Transport = "auto"  # client for remote data
-    through: StoreLayer | None = None  # layer between the readers and remote stores, such as the disk cache
-    retry_deadline: float | None = None  # seconds for which failing requests are tried again; None: the usual
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    transport: Transport = "auto"
+    through: StoreLayer | None = None  # such as the disk cache
+    retry_deadline: float | None = None
     limits: Limits = field(default_factory=Limits.from_environment)
-    allow_urls: Sequence[str] | None = None  # prefixes that may be named; None: those of the environment
+    allow_urls: Sequence[str] | None = None
     _documents: dict[str, MetadatasetDocument] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -55,8 +55,7 @@ class MetadatasetFiles:
     def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:
         """Read a file, or take its parsed content, in which paths are relative to the working directory.
 
-        Raises StorageError, LimitError or MetadataError if the file cannot be read or is wrong, and
-        UntrustedUrlError if it names a place outside its store.
+        Raises StorageError, LimitError, MetadataError, or UntrustedUrlError for a place outside its store.
         """
         if isinstance(root, Mapping):
             return parse_metadataset(
@@ -70,7 +69,7 @@ class MetadatasetFiles:
         """Read all files that a reference names, and return its datasets with their shares.
 
         Raises what :meth:`document` raises, ConfigError if a file lacks a split, or ranges of samples of one
-        dataset overlap, and LimitError if there are too many references, which are counted first.
+        dataset overlap, and LimitError if there are too many references.
         """
         seen: set[tuple[str, str]] = set()
         level = [root]
@@ -92,8 +91,7 @@ class MetadatasetFiles:
         return self._documents[ref.spec.url].split(ref.split)
 
     def _content(self, ref: MetadatasetRef) -> Reference:
-        content = self._raw_content(ref)
-        return inherit(content, ref.subflavors, ref.subset, ref.multiplier)
+        return inherit(self._raw_content(ref), ref.subflavors, ref.subset, ref.multiplier)
 
     def _read(self, specs: list[StoreSpec]) -> None:
         stores = {spec.url: spec.open() for spec in specs if spec.url not in self._documents}

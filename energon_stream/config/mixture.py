@@ -33,11 +33,9 @@ class LeafDataset(ReaderDataset):
     """
 
     def build(self, worker_rotation_offset: int = 0) -> ReaderDataset:
-        """Return a dataset with one pass over the samples, for ``build_train_datasets`` to repeat and to
-        blend.
+        """Return a dataset with one pass over the samples, for ``build_train_datasets`` to repeat and blend.
 
-        Args:
-            worker_rotation_offset: Any number; the plan deals samples to workers evenly by itself.
+        The plan deals samples to workers evenly by itself, whatever ``worker_rotation_offset`` is.
         """
         plan = self.plan.child if isinstance(self.plan, RepeatPlan) else self.plan
         return ReaderDataset(self.leaves, plan, worker_config=self.worker_config, options=self.options)
@@ -63,8 +61,7 @@ class LeafDataset(ReaderDataset):
     def as_file_store(self) -> FileStore[Any]:
         """Return the dataset as a file store, in which cookers look up parts by name.
 
-        Raises:
-            ConfigError: Its parts cannot be looked up: it is no prepared folder of tars.
+        Raises ConfigError if it is no prepared folder of tars.
         """
         store = self.leaves[0].stores.primary
         if store is None:
@@ -80,8 +77,8 @@ class LeafDataset(ReaderDataset):
 class Mixture:
     """Opened datasets and their shares. A single dataset is a mixture of one."""
 
-    items: tuple[MixtureItem, ...]  # references and shares
-    leaves: tuple[Leaf, ...]  # the datasets, in the order of ``items``
+    items: tuple[MixtureItem, ...]
+    leaves: tuple[Leaf, ...]  # in the order of ``items``
     plans: tuple[LeafPlan, ...]  # the order of each dataset's samples, numbered by its place
     config: WorkerConfig
     limits: ReadOptions  # of the look-ahead
@@ -90,7 +87,6 @@ class Mixture:
 
     @property
     def blend_mode(self) -> DatasetBlendMode:
-        """Meaning of the shares."""
         if self.items[0].repetitions is not None:
             return DatasetBlendMode.SAMPLE_REPETITIONS
         return DatasetBlendMode.NONE if len(self.items) == 1 else DatasetBlendMode.DATASET_WEIGHT
@@ -147,9 +143,8 @@ class Mixture:
         return self._loaded(self._dataset(plan))
 
     def train_datasets(self, repeat: bool = True) -> list[LoadedDataset]:
-        """Return the datasets one by one, for task encoders that blend them.
-
-        Datasets with weights repeat. Those with repetitions end after them, and weigh as many samples.
+        """Return the datasets one by one, for task encoders that blend them. Datasets with weights repeat.
+        Those with repetitions end after them, and weigh as many samples.
 
         Raises ConfigError if weights change or are 0, or draws are even, which is impossible then.
         """

@@ -1,8 +1,7 @@
 """Classes and functions that metadata files name.
 
-The library's own classes are found by name. Code of other packages, and code that a dataset brings along,
-runs only where the user trusts the dataset. Classes that the user's program has imported itself are the
-user's, not the dataset's.
+The library's own classes, and classes that the user's program has imported, need no trust. Other code, and
+code that a dataset brings along, runs only where the user trusts the dataset.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ def _require_trust(trust: bool | None, what: str, where: str) -> None:
 def import_class(module: str, name: str, *, trust: bool | None, where: str, base: type | None = None) -> Any:
     """Import the class (or function) that a metadata file names.
 
-    ``trust`` True allows the import, False refuses it. None asks the environment, and needs no trust for a
-    class derived from ``base`` that the user's own program has imported already. Raises UntrustedCodeError if
-    the dataset is not trusted, and MetadataError if the module or the name does not exist.
+    If ``trust`` is None, the environment decides, and a class derived from ``base`` that the user's own
+    program has imported needs no trust. Raises UntrustedCodeError if the dataset is not trusted, and
+    MetadataError if the module or the name does not exist.
     """
     if trust is None and base is not None:
         imported = vars(sys.modules[module]).get(name) if module in sys.modules else None
@@ -67,10 +66,9 @@ def import_class(module: str, name: str, *, trust: bool | None, where: str, base
 
 
 def imported_joiner(module: str, name: str) -> Any:
-    """Return the class or function of a module that the user's program has imported; None without one.
+    """Return a function, or a class with ``from_joined``, of a module that the user's program has imported.
 
-    It must be defined there, and a class must have ``from_joined``. Python's own modules do not count: every
-    program has imported them.
+    It must be defined there. Python's own modules do not count: every program has imported them.
     """
     if module not in sys.modules or module.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
         return None
@@ -82,9 +80,8 @@ def imported_joiner(module: str, name: str) -> Any:
 class UserFunction:
     """A function of a Python file beside ``dataset.yaml``, named as ``file.py:function``.
 
-    It travels to other processes as source, because they cannot import the file. ``read_text`` reads a file
-    of the metadata folder, by name. Raises UntrustedCodeError if the dataset is not trusted, and
-    MetadataError if the reference has another form, or the file has no such function.
+    It travels to other processes as source, because they cannot import the file. Raises UntrustedCodeError
+    if the dataset is not trusted, and MetadataError if there is no such function.
     """
 
     def __init__(
@@ -117,6 +114,3 @@ class UserFunction:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._function = self._load()
-
-    def __repr__(self) -> str:
-        return f"UserFunction({self._reference!r})"

@@ -49,12 +49,6 @@ if TYPE_CHECKING:
 PathOption = str | os.PathLike[str] | Mapping[str, Any]
 """Path or URL of a dataset or metadataset, or a metadataset's parsed content."""
 
-_OPENERS = 32
-"""Datasets that are opened at the same time; the fetcher bounds the requests."""
-
-_MOST_SIZED = 16
-"""Most datasets of a mixture whose sizes of samples are requested with the metadata."""
-
 _MetadataKey = tuple[str, str, str]
 T = TypeVar("T")
 
@@ -66,30 +60,26 @@ class DatasetLocation:
     path: PathOption
     split_part: str  # part of the dataset's split, or split of the metadataset
     files: MetadatasetFiles = field(default_factory=MetadatasetFiles)  # says how to reach the data
-    split_config: str = SPLIT_CONFIG  # file in ``.nv-meta`` with the split parts; single datasets only
-    dataset_config: str = DATASET_CONFIG  # file there that describes the samples; single datasets only
-    # Range of the samples; of a metadataset, share of each dataset.
-    subset: Subset = field(default_factory=Subset)
+    split_config: str = SPLIT_CONFIG  # single datasets only, as the next, ``declared`` and ``view``
+    dataset_config: str = DATASET_CONFIG
+    subset: Subset = field(default_factory=Subset)  # of a metadataset, share of each dataset
     multiplier: int | None = 1  # ``shuffle_over_epochs_multiplier`` of all datasets
-    declared: DeclaredSamples | None = None  # the user's declaration of the samples; single datasets only
+    declared: DeclaredSamples | None = None  # the user's declaration of the samples
     subflavors: Mapping[str, Any] = field(default_factory=dict)  # put on each sample
-    view: View | None = None  # which of the samples are used; single datasets only
+    view: View | None = None
 
     @property
     def root(self) -> str | Mapping[str, Any]:
-        """The path as text, or a metadataset's parsed content."""
         return self.path if isinstance(self.path, Mapping) else os.fspath(self.path)
 
     @property
     def is_metadataset(self) -> bool:
-        """True for a metadataset, which names other datasets."""
         return isinstance(self.root, Mapping) or dataset_kind(self.root) == "metadataset"
 
     def read(self, function: Callable[[], T], *, forks: bool) -> T:
         """Call a function that reads metadata of the location.
 
-        A process that may fork workers later (``forks``) must not start a client of its own, so a short-lived
-        child process reads.
+        If this process may fork workers later (``forks``), a child reads: clients do not survive a fork.
         """
         # A metadataset may name remote datasets; that is not known before it is read.
         local = not self.is_metadataset and is_local(str(self.root))
@@ -142,12 +132,10 @@ def open_all(refs: Sequence[AnyLeafRef], limits: Limits | None = None) -> list[D
     """Open datasets and joins, all at the same time."""
     limits = limits or Limits.from_environment()
     metadata: dict[_MetadataKey, Future[DatasetMetadata]] = {}
-    pool = ThreadPoolExecutor(min(_OPENERS, len(refs)))
+    pool = ThreadPoolExecutor(min(32, len(refs)))  # the fetcher bounds the requests
     try:
-        # Of many datasets, the first batches read few: their .tar.idx files cost fewer requests.
-        begin = partial(
-            _begin, pool=pool, metadata=metadata, with_sizes=len(refs) <= _MOST_SIZED, limits=limits
-        )
+        # Of many datasets, the first batches read few: their .tar.idx files cost fewer requests than sizes.
+        begin = partial(_begin, pool=pool, metadata=metadata, with_sizes=len(refs) <= 16, limits=limits)
         return [finish() for finish in [begin(ref) for ref in refs]]
     finally:
         pool.shutdown(cancel_futures=True)
@@ -202,9 +190,7 @@ def _open_join(ref: JoinRef, members: Sequence[Callable[[], DatasetIndex]]) -> J
 
 
 def _open_declared(ref: LeafRef, limits: Limits) -> WebDatasetIndex:
-    """Open tars that the path names, or a folder with declared samples: plain tars, or prepared without
-    ``dataset.yaml``.
-    """
+    """Open tars that the path names, or a folder with declared samples, prepared or not."""
     is_folder = dataset_kind(ref.spec.url) != "tars"
     spec, tars = (ref.spec, list_tars(ref.spec)) if is_folder else find_tars(ref.spec, limits)
     if tars is None:

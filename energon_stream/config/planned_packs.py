@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from energon_stream.read.read_options import ReadOptions
     from energon_stream.schedule.pack_planning import Load
 
-_MICRO_BATCHES = 4
-_AHEAD_WINDOWS = 2
-"""Windows that a reader looks ahead, at least."""
-_AHEAD_SAMPLES = 1 << 16
-"""Samples of the job that readers look ahead together, at least. They take about a second to plan."""
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedPacking:
@@ -76,7 +70,7 @@ class PlannedPacking:
     def step(self, num_streams: int, batch_size: int | None) -> int:
         """Return the packs of a global step. Raises ConfigError if they cannot be dealt to the streams."""
         each = num_streams * (batch_size or 1)
-        step = each * _MICRO_BATCHES if self.global_batch_size is None else self.global_batch_size
+        step = 4 * each if self.global_batch_size is None else self.global_batch_size
         if step % each:
             raise ConfigError(
                 f"global_batch_size is {step}, which is no multiple of {num_streams} streams of {batch_size or 1}",
@@ -92,9 +86,10 @@ def pack_mixture(
     plan = plan_packs(packing, mixture, request)
     each = plan.pack_samples()
     streams, batch = request.config.num_streams, request.batch_size or 1
-    # To look ahead, a process plans the whole job's samples.
+    # A reader looks two windows ahead, or 65536 samples of the job, which take about a second: to look ahead,
+    # each process plans the whole job's samples.
     window = math.ceil(plan.spec.window * plan.spec.step / streams * each)
-    limits = mixture.limits.planned(max(_AHEAD_WINDOWS * window, _AHEAD_SAMPLES // streams))
+    limits = mixture.limits.planned(max(2 * window, (1 << 16) // streams))
     if given is None or given.first_samples is None:
         limits = replace(limits, first_samples=math.ceil(batch * each))
     return replace(mixture, packing=plan, limits=limits)
@@ -103,8 +98,7 @@ def pack_mixture(
 def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetRequest) -> PackPlan:
     """Return the planned packing of a mixture.
 
-    Raises ConfigError if options exclude each other, or a sample is longer than the capacity, or no sample
-    fits, and CostsError if lengths are missing, stale, damaged or no whole numbers.
+    Raises ConfigError if options exclude each other or samples do not fit, and CostsError for bad lengths.
     """
     if request.packing_buffer_size is not None:
         raise ConfigError(

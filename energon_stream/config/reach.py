@@ -18,12 +18,12 @@ ALLOW_URLS_VARIABLE = "ENERGON_STREAM_ALLOW_URLS"
 """Environment variable with prefixes of URLs, separated by spaces, that every metadataset may name."""
 
 _ALIASES = {"s3a": "s3", "gcs": "gs"}
+# Schemes whose URLs begin with a bucket. The host is in the options, which all URLs share.
 _BUCKETS = frozenset({"s3", "gs", "az", "abfs", "abfss"})
-"""Schemes whose URLs begin with a bucket. The host is in the options, which all URLs share."""
 
 
 def allowed_urls(given: Sequence[str] | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the prefixes that a user or else the environment allows. Raises ConfigError for a text."""
+    """Return the prefixes that the user, or else the environment, allows. Raises ConfigError for a text."""
     if isinstance(given, str):
         raise ConfigError(f"allow_urls is {given!r:.80}", hint="pass a list of prefixes")
     return tuple(environment.get(ALLOW_URLS_VARIABLE, "").split() if given is None else given)

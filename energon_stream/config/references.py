@@ -29,16 +29,14 @@ class AuxRef:
     """A reference to auxiliary data, which cookers look up by key."""
 
     spec: StoreSpec
-    # ``webdataset`` for a prepared dataset, ``filesystem`` for a folder of plain files.
-    kind: Literal["webdataset", "filesystem"]
+    kind: Literal["webdataset", "filesystem"]  # a prepared dataset, or a folder of plain files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Inheriting:
     """Settings that a reference takes over from those around it; see :func:`inherit`."""
 
-    # Put on each sample; they override those of ``dataset.yaml``.
-    subflavors: Mapping[str, Any] = field(default_factory=dict)
+    subflavors: Mapping[str, Any] = field(default_factory=dict)  # they override those of ``dataset.yaml``
     subset: Subset = field(default_factory=Subset)  # range of the samples, or share of each dataset in a file
     multiplier: int | None = 1  # ``shuffle_over_epochs_multiplier``
 
@@ -49,22 +47,19 @@ class LeafRef(_Inheriting):
 
     spec: StoreSpec  # location: a folder, a ``.jsonl`` file, a ``.tar``, or several of these by braces
     split_part: str
-    split_config: str = SPLIT_CONFIG  # file in ``.nv-meta`` that defines the split parts
-    dataset_config: str = DATASET_CONFIG  # file in ``.nv-meta`` that describes the samples
-    aux: Mapping[str, AuxRef] = field(default_factory=dict)  # auxiliary data by name
+    split_config: str = SPLIT_CONFIG
+    dataset_config: str = DATASET_CONFIG
+    aux: Mapping[str, AuxRef] = field(default_factory=dict)
     parts: frozenset[str] | None = None  # parts that are used; None for all
-    # The user's declaration of the samples, for datasets without ``dataset.yaml``.
-    declared: DeclaredSamples | None = None
-    view: View | None = None  # which of the samples are used; the subset is one of these
+    declared: DeclaredSamples | None = None  # for datasets without ``dataset.yaml``
+    view: View | None = None  # the subset is one of its samples
 
     @property
     def path(self) -> str:
-        """Path or URL of the dataset."""
         return self.spec.url
 
     @property
     def leaves(self) -> list[LeafRef]:
-        """The dataset itself."""
         return [self]
 
 
@@ -72,10 +67,8 @@ class LeafRef(_Inheriting):
 class JoinMemberRef:
     """A reference to one dataset of a join. The first member of a join is its primary dataset."""
 
-    leaf: LeafRef  # the dataset. Subflavors, subset and multiplier are those of the join.
-    # Reaction to a sample of the primary without a partner here: ``error``, ``skip`` the row, or ``none`` to
-    # pass None.
-    nonmatch: NonMatch = "error"
+    leaf: LeafRef  # Subflavors, subset and multiplier are those of the join.
+    nonmatch: NonMatch = "error"  # what a sample of the primary without a partner here leads to
     name: str | None = None  # keyword for the joiner; None to pass by position
 
 
@@ -86,7 +79,7 @@ class JoinerRef:
     module: str
     name: str
     kind: Literal["class", "function"]
-    where: str  # place in the file, for messages
+    where: str  # place in the file, for messages, as in all references
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +88,8 @@ class JoinRef(_Inheriting):
 
     members: tuple[JoinMemberRef, ...]  # either all or none of them have names
     joiner: JoinerRef
-    # The file, beside which the join's index lies in ``<file>.cache/``; None if it was given as a dict.
-    metadataset: StoreSpec | None
-    where: str  # place in the file, for messages
+    metadataset: StoreSpec | None  # the file, beside which the join's index lies; None for a dict
+    where: str
 
     @property
     def path(self) -> str:
@@ -106,12 +98,10 @@ class JoinRef(_Inheriting):
 
     @property
     def split_part(self) -> str:
-        """Split part of the primary dataset."""
         return self.members[0].leaf.split_part
 
     @property
     def leaves(self) -> list[LeafRef]:
-        """The joined datasets, the primary first."""
         return [member.leaf for member in self.members]
 
 
@@ -130,8 +120,8 @@ class BlendRef:
     children: tuple[Reference, ...]
     shares: tuple[Schedule, ...]  # of each child, from batches of the job on, the first of which is 0
     by: Literal["weight", "repetitions"]
-    where: str  # place in the file, for messages
-    draws: Draws | None = None  # how it chooses; None if it does not say
+    where: str
+    draws: Draws | None = None
 
     def share_at(self, number: int, batch: int) -> float:
         """Return the child's share of the weights that hold at a batch; 0 if all are 0."""
@@ -153,9 +143,7 @@ class MixtureItem:
     """A leaf of a mixture, and its share."""
 
     ref: AnyLeafRef
-    # Share of the draws: the product of the normalised weights of all levels. None in mixtures by
-    # repetitions.
-    weight: float | None
+    weight: float | None  # product of the normalised weights of all levels; None in mixtures by repetitions
     repetitions: float | None  # passes over the dataset in one epoch; None in mixtures by weights
     later: tuple[tuple[int, float], ...] = ()  # weights from later batches on, which all items share
     draws: Draws = "random"  # of all items
@@ -201,8 +189,7 @@ def check_references(node: Reference, content: Callable[[MetadatasetRef], Refere
     """Count the references of a tree and of the metadatasets that it names, and how deep they are nested.
 
     Each metadataset is counted once, however often others name it; ``content`` returns its tree. Raises
-    MetadataError if a metadataset contains itself, and LimitError if there are too many references, or a
-    chain of metadatasets is too long.
+    MetadataError if a metadataset contains itself, and LimitError for too many references or levels.
     """
     known: dict[str, tuple[int, int]] = {}
 

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 
 CustomBuild: TypeAlias = Callable[..., Any]
-"""Makes samples in place of a factory, for a dataset class of another package that overrides methods: it is
-called with the factory's ``build`` and the arguments of ``build``.
-"""
+"""Makes samples in place of a factory, for a dataset class of another package: called with the factory's
+``build`` and its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,9 @@ class SampleFactory:
     """Makes the samples of one dataset. It is a value, and travels to other processes."""
 
     decoder: FileStoreDecoder | None  # decodes parts; None leaves them as bytes
-    sample_type: type[Sample] | None = None  # type of the samples; None for crude samples
-    # Places of the fields; empty for crude samples, and if ``loader`` makes the fields.
-    fields: tuple[FieldAccess, ...] = ()
-    # Makes the fields of ``sample_type`` from a dict of decoded parts.
-    loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
+    sample_type: type[Sample] | None = None  # None for crude samples
+    fields: tuple[FieldAccess, ...] = ()  # empty for crude samples, and if ``loader`` makes the fields
+    loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None  # of decoded parts
     part_filter: frozenset[str] | Callable[[str], bool] | None = None  # parts that are used; None for all
     declared: bool = False  # True if the user named the parts that are used
     on_demand: bool = False  # True if parts of crude samples are decoded where someone looks at them
@@ -55,7 +52,6 @@ class SampleFactory:
 
     @property
     def is_crude(self) -> bool:
-        """True for crude samples."""
         return self.sample_type is None
 
     def within(self, parts: frozenset[str], where: str) -> SampleFactory:

@@ -20,7 +20,6 @@ SAMPLE_TYPES: Mapping[str, type[Sample]] = {
     "Sample": Sample,
     **{name: getattr(types, name) for name in types.__all__},
 }
-"""The library's sample types by name."""
 
 DATASET_CLASSES: Mapping[str, type[Sample] | type[CrudeSample] | None] = {
     "CrudeWebdataset": CrudeSample,
@@ -36,8 +35,8 @@ DATASET_CLASSES: Mapping[str, type[Sample] | type[CrudeSample] | None] = {
 class DeclaredSamples:
     """The samples of a dataset, as the user who names the dataset declares them."""
 
-    document: Mapping[str, Any]  # the declaration in the keys of ``dataset.yaml``
-    where: str  # the place of the declaration, for messages
+    document: Mapping[str, Any]  # in the keys of ``dataset.yaml``
+    where: str  # place of the declaration, for messages
     typing_only: bool = False  # True if it stands back where the dataset says what its samples are
 
 

@@ -13,14 +13,14 @@ from energon_stream.errors import ConfigError
 class Subset:
     """A range of samples, and a share of that range. Default: all samples."""
 
-    first: int = 0  # first sample
+    first: int = 0
     last: int | None = None  # one past the last sample; None for the end
     lower: float = 0.0  # share of the range before the subset, in ``[0, 1]``
     upper: float = 1.0  # share of the range up to the end of the subset
 
     @property
     def in_samples(self) -> bool:
-        """True if the subset has sample numbers."""
+        """True if the subset has sample numbers, and not only shares."""
         return (self.first, self.last) != (0, None)
 
     def bounds(self, total: int, where: str) -> tuple[int, int]:

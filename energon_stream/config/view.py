@@ -44,7 +44,6 @@ _LEAST_KEPT = 1 << 20
 """Samples from which a selection is kept on the node. Fewer are selected in milliseconds."""
 _ROWS = 1 << 18
 _KEYS_AT_A_TIME = 500
-_KEY_PLACES = "SELECT tar_file_id, sample_index FROM samples WHERE sample_key IN ({})"
 _SHARE_KEY = derive_key("share of a view")
 
 
@@ -59,7 +58,6 @@ class View:
 
     @property
     def needs_tables(self) -> bool:
-        """True if columns of tables decide."""
         return bool(self.where or self.weight_by or isinstance(self.exclude, str))
 
     def plain(self) -> dict[str, Any]:
@@ -233,7 +231,8 @@ class _Selecting:
         found = set[int]()
         for at in range(0, len(keys), _KEYS_AT_A_TIME):
             part = keys[at : at + _KEYS_AT_A_TIME]
-            query = _KEY_PLACES.format(",".join("?" * len(part)))
+            marks = ",".join("?" * len(part))
+            query = f"SELECT tar_file_id, sample_index FROM samples WHERE sample_key IN ({marks})"
             for shard, number in database.checked_rows(query, tuple(part)):
                 place = places.get(shard)
                 if place is not None and 0 <= number < index.shard_counts[place]:
@@ -244,5 +243,4 @@ class _Selecting:
 
 
 def _sums(weights: Float64Array) -> Float64Array:
-    """Return the sums up to each weight, in the memory of the weights, which may be large."""
-    return np.cumsum(weights, out=weights)
+    return np.cumsum(weights, out=weights)  # in their memory, which may be large

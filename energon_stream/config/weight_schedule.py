@@ -14,17 +14,11 @@ from energon_stream.index.yaml_io import check_keys
 Schedule: TypeAlias = tuple[tuple[int, float], ...]
 """Batches of the job, ascending from 0, with the weight from each on."""
 
-_MOST_STEPS = 64
-"""Most steps of a ramp: weights hold for at least a batch, and a plan should stay small."""
-_MOST_BATCH = 1 << 48
 _WRITTEN = re.compile(r"[0-9](_?[0-9]){0,20}", re.ASCII)  # keys of YAML are strings
 
 
 def parse_schedule(value: Mapping[Any, Any], where: str) -> Schedule:
-    """Return batches with the weight from each on; the first is 0.
-
-    Raises MetadataError if the batches do not ascend from 0, or a weight is wrong.
-    """
+    """Parse a schedule. Raises MetadataError if the batches do not ascend from 0, or a weight is wrong."""
 
     def wrong(what: str, hint: str) -> MetadataError:
         return MetadataError(what, where=where, hint=hint)
@@ -32,7 +26,7 @@ def parse_schedule(value: Mapping[Any, Any], where: str) -> Schedule:
     batches: list[int] = []
     for key in value:
         number = int(key) if isinstance(key, str) and _WRITTEN.fullmatch(key) else key
-        if type(number) is not int or not 0 <= number < _MOST_BATCH:
+        if type(number) is not int or not 0 <= number < 1 << 48:
             raise wrong(
                 f"{key!r:.80} is no batch from which a weight holds",
                 "use numbers, such as {0: 3, 10_000: 1}",
@@ -63,7 +57,7 @@ def parse_schedule(value: Mapping[Any, Any], where: str) -> Schedule:
 
 def _steps(begin: int, first: float, end: int, last: float) -> Iterator[tuple[int, float]]:
     """Yield the steps of a ramp, each with the weight in its middle, so that their mean is the ramp's."""
-    number = min(_MOST_STEPS, end - begin)
+    number = min(64, end - begin)  # weights hold for at least a batch, and a plan should stay small
     for step in range(number):
         middle = (step + 0.5) / number
         yield begin + step * (end - begin) // number, first + (last - first) * middle

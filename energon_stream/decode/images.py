@@ -39,6 +39,7 @@ class ImageMode:
     floating: bool = False  # ``float32`` in [0, 1] instead of ``uint8``
 
 
+# The modes of ``image_decode``.
 IMAGE_MODES: Mapping[str, ImageMode] = {
     "l8": ImageMode("numpy", "L"),
     "rgb8": ImageMode("numpy", "RGB"),
@@ -58,7 +59,6 @@ IMAGE_MODES: Mapping[str, ImageMode] = {
     "pilrgb": ImageMode("pil", "RGB"),
     "pilrgba": ImageMode("pil", "RGBA"),
 }
-"""Modes of ``image_decode``."""
 
 
 class ImageTooLargeError(Exception):
@@ -67,10 +67,6 @@ class ImageTooLargeError(Exception):
 
 class UnsafeImageError(Exception):
     """Pillow would start another program to draw the image, of a format that is a program itself."""
-
-
-_PROGRAMS = frozenset({"EPS", "WMF"})
-"""Formats that Pillow draws by Ghostscript or Windows."""
 
 
 def decode_image(
@@ -83,18 +79,9 @@ def decode_image(
 ) -> Any:
     """Decode an image file to the form of a mode.
 
-    Args:
-        data: The file.
-        mode: Form of the result.
-        most_pixels: Largest number of pixels of the file, before it is reduced.
-        trusted: Whether formats are decoded for which Pillow starts another program.
-        backend: Package that decodes JPEG files, one of ``IMAGE_BACKENDS``.
-        least_size: Height and width that JPEG files must keep; larger ones are reduced. None for full size.
-
-    Raises:
-        ImageTooLargeError: The image has more pixels.
-        UnsafeImageError: Another program would decode it, and it is not trusted.
-        Exception: Pillow's error for a file that it cannot read.
+    ``most_pixels`` holds for the file, before it is reduced. ``trusted`` allows formats for which Pillow
+    starts another program. ``backend`` decodes JPEG files, which keep the height and width ``least_size``;
+    larger ones are reduced. Raises ImageTooLargeError, UnsafeImageError, or Pillow's error for a bad file.
     """
     if backend != "pillow":
         pixels = _decode_fast(data, mode, most_pixels, backend, least_size)
@@ -111,7 +98,6 @@ def decode_image(
 def _open_image(
     data: bytes, most_pixels: int, trusted: bool, least_size: tuple[int, int] | None
 ) -> ImageFile:
-    """Open an image by Pillow; its pixels are not decoded yet."""
     from PIL import Image
 
     try:
@@ -121,7 +107,7 @@ def _open_image(
     width, height = opened.size  # from the header
     if width * height > most_pixels:
         raise ImageTooLargeError(f"the image has {width:,} x {height:,} pixels")
-    if opened.format in _PROGRAMS and not trusted:
+    if opened.format in ("EPS", "WMF") and not trusted:  # drawn by Ghostscript or Windows
         raise UnsafeImageError(str(opened.format))
     reduction = reduction_to((height, width), least_size)
     if reduction > 1 and opened.format == "JPEG":

@@ -24,13 +24,9 @@ IMAGE_BACKENDS = ("pillow", "simplejpeg", "torchvision")
 
 _MODULES = {"simplejpeg": "simplejpeg", "torchvision": "torchvision.io"}
 _EXTRAS = {"simplejpeg": "fast-images", "torchvision": "transforms"}
-_MARKER = 0xFF
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, with Huffman codes
 _METADATA_SEGMENTS = frozenset({0xFE, *range(0xE1, 0xF0)}) - {0xEE}  # JFIF's and Adobe's are of the coding
 _OTHER_SEGMENTS = _METADATA_SEGMENTS | {0xC4, 0xDB, 0xDD, 0xE0, 0xEE}
-_REDUCTIONS = (8, 4, 2)
-_LEAST_REDUCED = 8
-"""Pixels of the longer side from which on the reductions of simplejpeg and of Pillow are the same."""
 
 
 class JpegHeader(NamedTuple):
@@ -39,8 +35,7 @@ class JpegHeader(NamedTuple):
     height: int
     width: int
     components: int  # 1 for grey, 3 for colours
-    # Orientation, colour profile, comments: what a ``PIL.Image.Image`` knows beside pixels.
-    has_metadata: bool
+    has_metadata: bool  # orientation, colour profile, comments: what a PIL image knows beside pixels
 
 
 def read_jpeg_header(data: bytes) -> JpegHeader | None:
@@ -48,7 +43,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
     if data[:2] != b"\xff\xd8":
         return None
     at, end, has_metadata = 2, len(data) - 10, False
-    while at < end and data[at] == _MARKER:
+    while at < end and data[at] == 0xFF:
         kind, length = data[at + 1], data[at + 2] << 8 | data[at + 3]
         if kind in _FRAMES:
             height, width = data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8]
@@ -70,19 +65,14 @@ def reduction_to(size: tuple[int, int], least: tuple[int, int] | None) -> int:
         (4, 1)
     """
     if least is not None:
-        for reduction in _REDUCTIONS:
+        for reduction in (8, 4, 2):
             if size[0] >= least[0] * reduction and size[1] >= least[1] * reduction:
                 return reduction
     return 1
 
 
 def check_backend(backend: str) -> None:
-    """Import the package of a backend.
-
-    Raises:
-        ConfigError: There is no such backend.
-        MissingPackageError: The package is not installed, or cannot be imported.
-    """
+    """Import the package of a backend. Raises MissingPackageError if that is impossible."""
     if backend not in IMAGE_BACKENDS:
         raise ConfigError(f"image_backend is {backend!r}", hint=f"use one of {', '.join(IMAGE_BACKENDS)}")
     if backend == "pillow":
@@ -111,7 +101,7 @@ def _simplejpeg(data: bytes, header: JpegHeader, reduction: int, colours: str) -
 
     least_height, least_width = 0, 0
     if reduction > 1:
-        if max(header.height, header.width) < _LEAST_REDUCED:
+        if max(header.height, header.width) < 8:  # Pillow's reduction would differ
             return None
         least_height, least_width = -(-header.height // reduction), -(-header.width // reduction)
     try:

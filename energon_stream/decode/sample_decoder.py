@@ -77,16 +77,11 @@ class FileStoreDecoder(ABC):
         """
 
     def refusal(self, fname: str) -> DecodeError | None:
-        """Return the error of a part that is refused by its name alone; None if it may be decoded.
-
-        Args:
-            fname: Part name (``jpg``, ``left.jpg``) or file name.
-        """
+        """Return the error of a part that is refused by its name alone; None if it may be decoded."""
         return None
 
 
 def _optional(package: str, purpose: str) -> Any:
-    """Import an optional package."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -181,14 +176,7 @@ class SampleDecoder(FileStoreDecoder):
             _optional("filetype", "guess_content=True")
 
     def decode(self, fname: str, raw: bytes | memoryview) -> Any:
-        """Decode one part.
-
-        Args:
-            fname: Part name (``jpg``, ``left.jpg``) or file name.
-            raw: The bytes. The result does not refer to them.
-
-        Returns:
-            The decoded value; see the class.
+        """Decode one part, as the class says. The result does not refer to the bytes.
 
         Raises:
             DecodeError: The bytes do not fit the name, or the part is a pickle.
@@ -227,7 +215,6 @@ class SampleDecoder(FileStoreDecoder):
         return decode_av(file, self.av_decode or "AVDecoder", limits=self._bounds)
 
     def refusal(self, fname: str) -> DecodeError | None:
-        """Return the error of a pickle that is not trusted; None for other parts."""
         name = fname.lower()
         while name.endswith(".gz"):
             name = name[:-3]
@@ -289,7 +276,9 @@ class SampleDecoder(FileStoreDecoder):
                 return data
             return decode_av(data, self.av_decode, self.video_decode_audio, self._bounds)
         if extension in _PICKLE_EXTENSIONS:
-            return self._unpickle(name, data)
+            if (refusal := self.refusal(name)) is not None:
+                raise refusal
+            return pickle.loads(data)
         if extension == "npz":
             return read_npz(data, self._room(data))
         if extension == "pth":
@@ -309,12 +298,6 @@ class SampleDecoder(FileStoreDecoder):
     def _room(self, data: bytes) -> int:
         """Return the largest number of bytes that a part may unpack to; it may always keep its size."""
         return max(self._bounds.part_bytes, len(data))
-
-    def _unpickle(self, name: str, data: bytes) -> Any:
-        refusal = self.refusal(name)
-        if refusal is not None:
-            raise refusal
-        return pickle.loads(data)
 
 
 def _check_choice(option: str, value: str | None, choices: Mapping[str, Any] | tuple[str, ...]) -> None:

@@ -11,10 +11,7 @@ from typing import Any
 
 import numpy as np
 
-_GZIP = 31  # zlib's number for gzip with its header and checksum
 _FIRST_PIECE, _LARGEST_PIECE, _LARGEST_RESULT = 4 << 10, 1 << 20, 16 << 20  # bytes of one call of zlib
-_NUMPY_MAGIC = b"\x93NUMPY"
-_ZIP_MAGIC = b"PK\x03\x04"
 
 
 class TooLargeError(Exception):
@@ -39,7 +36,8 @@ def _members(data: bytes, most: int) -> Iterator[bytes]:
     view, position, left = memoryview(data), 0, most
     while position < len(view):
         # Usually there is one member. zlib copies what it leaves over, so the pieces of others are small.
-        member, length = zlib.decompressobj(_GZIP), _LARGEST_PIECE if not position else _FIRST_PIECE
+        # 31 is gzip with its header and checksum.
+        member, length = zlib.decompressobj(31), _LARGEST_PIECE if not position else _FIRST_PIECE
         while not member.eof:
             packed: bytes | memoryview = view[position : position + length]
             if not len(packed):
@@ -59,10 +57,7 @@ def _members(data: bytes, most: int) -> Iterator[bytes]:
 
 
 def read_npy(data: bytes) -> Any:
-    """Return the array of an ``npy`` file, which is writable.
-
-    Raises ValueError if the file is damaged, has pickled objects, or has fewer bytes than its header says.
-    """
+    """Return the array of an ``npy`` file, which is writable. Raises ValueError for a damaged file."""
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
     formats = np.lib.format
@@ -92,7 +87,7 @@ def read_npz(data: bytes, most: int) -> dict[str, Any]:
         for member in members:
             with archive.open(member) as file:
                 content = file.read(member.file_size)  # read() alone would unpack more than it claims
-            is_array = content.startswith(_NUMPY_MAGIC)
+            is_array = content.startswith(b"\x93NUMPY")
             found[member.filename.removesuffix(".npy")] = read_npy(content) if is_array else content
     return found
 
@@ -104,7 +99,7 @@ def check_pth(data: bytes, most: int) -> None:
     ``bytearray``, which may have any length.
     """
     pickles = [data]
-    if data.startswith(_ZIP_MAGIC):
+    if data.startswith(b"PK\x03\x04"):
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()
             _check_members(members, most)

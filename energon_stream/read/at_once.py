@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def fetch_samples(
     locators: Sequence[Locator], refs: Refs, fetcher: Fetcher, options: ReadOptions
 ) -> list[RawSample | None]:
-    """Read one raw sample per reference, in order, at once and with as few requests as possible; None for an
-    excluded one.
-    """
+    """Read one raw sample per reference at once, with few requests; None for an excluded one."""
     openers = [locator.opening for locator in locators]
     for load in load_entries(openers, refs, fetcher, deadline=0):
         load.result()

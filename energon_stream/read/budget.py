@@ -1,12 +1,10 @@
 """The byte budget of one process: decides which planned request is made next.
 
-The budget knows requests by their size and deadline, not who planned them. Each reader has a *lane*: its
-planned requests, and the number of ranges that it has consumed. Streams of a process rotate, so all lanes
-use their *n*-th next range at about the same time, and the request with the nearest deadline goes first.
-
-Requests are admitted as far ahead as the budget allows. Bytes count from the request until the last sample
-of the request is consumed. Of many lanes, each has a small share, so their answers are taken apart when they
-arrive: each sample counts until it is consumed, and later requests move in as earlier ones are used up.
+Each reader has a *lane*: its planned requests, and the number of ranges that it has consumed. Streams of a
+process rotate, so all lanes use their *n*-th next range at about the same time, and the request with the
+nearest deadline goes first, as far ahead as the budget allows. Bytes count from the request until the last
+sample of the request is consumed. Of many lanes, each has a small share, so their answers are taken apart
+when they arrive: each sample counts until it is consumed.
 """
 
 from __future__ import annotations
@@ -20,16 +18,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from energon_stream.read.fetch import RangeFetch
 
-_FAST_LINE = 1.25e9  # bytes per second: ten gigabits
-_LEAST_START = 16 << 20
-"""Bytes that may be in flight at first, on any line."""
-_QUANTA = 64
-"""Many lanes look ahead again whenever this fraction of the budget, 1/64, is freed."""
-
 
 def slow_start_bytes(latency: float) -> int:
-    """Return the bytes that may be in flight at first: what a fast line of this latency (seconds) holds."""
-    return max(_LEAST_START, int(latency * _FAST_LINE))
+    """Return the bytes that may be in flight at first: what a line of ten gigabits and this latency holds."""
+    return max(16 << 20, int(latency * 1.25e9))
 
 
 @dataclass(slots=True, eq=False)
@@ -46,20 +38,11 @@ class Lane:
 
 
 class Budget:
-    """Admits planned requests within a number of bytes.
-
-    Args:
-        size: Bytes that all requests may hold together.
-        is_shared: Whether several readers have lanes.
-        clock: Returns seconds, to measure the latency of the first answers.
-
-    Attributes:
-        outstanding_bytes: Bytes of requests that are made and not yet consumed.
-    """
+    """Admits planned requests within ``size`` bytes, for several readers if it ``is_shared``."""
 
     def __init__(self, size: int, *, is_shared: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.size = size
-        self.outstanding_bytes: int = 0
+        self.outstanding_bytes: int = 0  # of requests that are made and not yet consumed
         self._is_shared = is_shared
         self._clock = clock
         self._lanes: list[Lane] = []
@@ -71,7 +54,6 @@ class Budget:
         self._start_bytes: int | None = None  # bytes that may be in flight at first; None if that is over
 
     def open_lane(self) -> Lane:
-        """Add a lane."""
         lane = Lane()
         self._lanes.append(lane)
         return lane
@@ -91,7 +73,7 @@ class Budget:
         """Note that bytes were consumed. Return whether there is enough room to look ahead again."""
         self.outstanding_bytes -= size
         self._freed += size
-        return not self._is_shared or self._freed * _QUANTA >= self.size
+        return not self._is_shared or self._freed * 64 >= self.size
 
     def look(self) -> None:
         """Note that all readers look ahead now."""

@@ -33,16 +33,7 @@ if TYPE_CHECKING:
 class ReaderGroup:
     """The readers of a process that share a byte budget, and what they share.
 
-    Args:
-        options: Limits of each reader.
-        fetcher: Runs the requests.
-        readers: Number of readers.
-        clock: Returns seconds.
-        wait: Waits until one of some answers is there.
-
-    Attributes:
-        budget: The budget.
-        look_again: Whether something has changed that may let a reader plan or request.
+    ``options`` are the limits of each reader. ``wait`` waits until one of some answers is there.
     """
 
     def __init__(
@@ -60,20 +51,18 @@ class ReaderGroup:
         self.readers = readers
         self.budget: Budget = Budget(
             size * 15 // 16 if readers > 1 else size,  # single samples leave gaps in memory
-            is_shared=readers > 1,
+            is_shared=self.is_shared,
             clock=clock,
         )
         self.wait = wait
-        self.look_again: bool = True
+        self.look_again: bool = True  # something has changed that may let a reader plan or request
         self._open: list[SampleReader] = []
 
     @property
     def is_shared(self) -> bool:
-        """True if several readers share the budget."""
         return self.readers > 1
 
     def join(self, reader: SampleReader) -> Lane:
-        """Add a reader; return its lane."""
         self._open.append(reader)
         self.look_again = True
         return self.budget.open_lane()
@@ -138,14 +127,7 @@ class _Position:
 
 
 class SampleReader:
-    """Reads the samples of one schedule in order, from a cursor on.
-
-    Args:
-        schedule: The schedule.
-        cursor: The first sample's place in it.
-        locators: Locators by leaf number.
-        group: Readers that share a budget with this one.
-    """
+    """Reads the samples of one schedule in order, from a cursor on. ``locators`` are by leaf number."""
 
     # Private attributes, in the order of a reference's way:
     # _position  the consumer's place in the schedule
@@ -172,9 +154,8 @@ class SampleReader:
     def next(self) -> RawSample | None:
         """Return the next sample; None at the end of the pass.
 
-        Raises:
-            StorageError: The bytes could not be read. The next call continues with the next sample.
-            IndexMismatchError: The shard is not what its index says.
+        Raises StorageError if the bytes could not be read, and IndexMismatchError if the shard is not what
+        its index says. The next call continues with the next sample.
         """
         group, ready = self._group, self._ready
         while True:
@@ -275,13 +256,9 @@ class SampleReader:
             group.wait([first[0].answer, *locating.awaited()])
 
     def fill(self, wait: bool) -> bool:
-        """Plan one generation if no planned request waits and the limits allow.
+        """Plan one generation if no planned request waits and the limits allow; return whether that was done.
 
-        Args:
-            wait: Whether to wait for index entries if no sample is ready.
-
-        Returns:
-            Whether one was planned.
+        With ``wait``, wait for index entries if no sample is ready.
         """
         if not self._position.begun:  # the first samples of another reader are in small requests
             self._position.begun = True

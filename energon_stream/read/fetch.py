@@ -30,12 +30,6 @@ class RangeFetch:
     """A planned request on its way, until its last sample is consumed.
 
     It holds its whole answer, or, after :meth:`take_apart`, a copy of each sample that is still wanted.
-
-    Attributes:
-        request: The planned request.
-        is_requested: Whether the request was made.
-        keeps: Whether the answer is kept when no planned sample needs it any more.
-
     ``is_shared`` tells that other readers share the budget, so that the answer may be taken apart.
     """
 
@@ -53,7 +47,7 @@ class RangeFetch:
 
     def __init__(self, request: Request, locator: Locator, *, keeps: bool, is_shared: bool = False) -> None:
         self.request: Request = request
-        self.keeps: bool = keeps
+        self.keeps: bool = keeps  # the answer, when no planned sample needs it any more
         self.is_requested: bool = False
         self._locator = locator
         self._uses = len(request.starts)  # planned ranges that are not consumed yet
@@ -65,17 +59,14 @@ class RangeFetch:
 
     @property
     def size(self) -> int:
-        """Bytes of the request."""
         return self.request.size
 
     @property
     def deadline(self) -> int:
-        """Number of ranges that the reader consumes before this is needed."""
         return self.request.deadline
 
     @property
     def has_arrived(self) -> bool:
-        """True if the answer has arrived."""
         return self._answer is not None and self._answer.done()
 
     @property
@@ -91,7 +82,6 @@ class RangeFetch:
         return self._answer
 
     def send(self, fetcher: Fetcher) -> None:
-        """Make the request."""
         request = self.request
         shard = self._locator.object(request.object)
         if not self.is_local:
@@ -123,9 +113,7 @@ class RangeFetch:
         Raises StorageError if the bytes could not be read, IndexMismatchError if they are not the sample or
         the index points beyond the object, and ChecksumError if they are wrong after a second request, too.
         """
-        cut = self._cut
-        if cut is None:
-            cut = self._cut = self._split()
+        self._cut = cut = self._cut or self._split()
         return cut(sample, place)
 
     @property

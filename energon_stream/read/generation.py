@@ -21,14 +21,8 @@ def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, w
     the places with a quarter to all of the wanted bytes before them, this chooses the one that separates the
     fewest neighbours for its length. In a shuffled order that is where a group of slices ends.
 
-    Args:
-        objects: ``int64``, object of each reference, in the order of use.
-        starts: ``int64``, first byte of each.
-        stops: ``int64``, one past the last byte of each.
-        wanted: Bytes of a generation.
-
-    Returns:
-        Number of references, at least 1.
+    Takes object, first byte, and one past the last byte of each reference, in the order of use, and the
+    wanted bytes. Returns at least 1.
     """
     within = np.cumsum(stops - starts)
     most = int(np.searchsorted(within, wanted, side="right"))

@@ -27,10 +27,9 @@ _HINT = "Run `energon-stream prepare` for the metadataset again."
 
 @dataclass(slots=True)
 class JoinLocator(Locator):
-    """Locator of one join; see :class:`Locator`.
+    """Locator of one join, whose objects are the shards of all members, member after member.
 
-    The objects are the shards of all members, member after member. Ranges come from the join's index alone,
-    so no ``.tar.idx`` is read.
+    Ranges come from the join's index alone, so no ``.tar.idx`` is read.
     """
 
     leaf: int

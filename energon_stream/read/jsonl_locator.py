@@ -20,15 +20,10 @@ if TYPE_CHECKING:
     from energon_stream.read.read_plan import Request
     from energon_stream.storage import Store
 
-_OPEN = ord("{")
-
 
 @dataclass(slots=True)
 class JsonlLocator(Locator):
-    """Locator of one JSONL file; see :class:`Locator`.
-
-    A sample's key is its number; its only part is ``json``.
-    """
+    """Locator of one JSONL file. A sample's key is its number; its only part is ``json``."""
 
     leaf: int
     index: JsonlIndex
@@ -74,7 +69,7 @@ class JsonlLocator(Locator):
 
     def _cut(self, sample: int, record: bytes | memoryview) -> RawSample:
         """Return one record, with the whitespace around it."""
-        if record[0] != _OPEN or bytes(record[-2:]) != b"}\n":
+        if record[0] != ord("{") or bytes(record[-2:]) != b"}\n":
             text = bytes(record).strip()  # blank lines, or the last line
             if not (text.startswith(b"{") and text.endswith(b"}")):
                 raise IndexMismatchError(

@@ -38,7 +38,7 @@ class KeptRanges:
         requests: Int64Array,
         places: Int64Array,
     ) -> KeptRanges:
-        """Return these ranges and further ones, whose columns are given."""
+        """Return these ranges and further ones."""
         further = np.stack([_hash(keys, index, starts), keys, index, starts, requests, places])
         columns = np.concatenate([self.columns, further], axis=1)
         return KeptRanges(columns[:, np.argsort(columns[0], kind="stable")])

@@ -1,7 +1,6 @@
 """Reads samples that are too large for one fetch: each part streams into its own bytes.
 
-A range is requested in pieces, several ahead, which are copied in order to their place. So the sample is in
-memory once, beside a small number of pieces.
+A range is requested in pieces, several ahead. So the sample is in memory once, beside a few pieces.
 """
 
 from __future__ import annotations
@@ -31,23 +30,12 @@ def read_large_sample(
     fetcher: Fetcher,
     options: ReadOptions,
 ) -> RawSample | None:
-    """Read one sample alone.
+    """Read one sample alone, each part into a ``bytes`` object of its own; None if it is excluded.
 
-    Args:
-        locator: The leaf.
-        sample: Sample number.
-        ranges: Object, first byte, and one past the last byte, from :meth:`Locator.locate`.
-        fetcher: Runs the requests.
-        options: Limits.
-
-    Returns:
-        The sample, each part in a ``bytes`` object of its own; None if it is excluded.
-
-    Raises:
-        IndexMismatchError: A range does not hold one sample, or lies beyond the end of its object.
-        ObjectNotFoundError: An object was deleted.
-        ObjectChangedError: An object was replaced while it was read.
-        ChecksumError: The bytes are wrong, after a second request, too.
+    ``ranges`` are object, first byte, and one past the last byte, from :meth:`Locator.locate`. Raises
+    IndexMismatchError if a range does not hold one sample or lies beyond the end of its object,
+    ObjectNotFoundError or ObjectChangedError if an object was deleted or replaced, and ChecksumError if the
+    bytes are wrong after a second request, too.
     """
     try:
         return _read_once(locator, sample, ranges, fetcher, options)

@@ -21,27 +21,21 @@ if TYPE_CHECKING:
 class Located:
     """Byte ranges of references, in their order. A reference has one or more consecutive ranges."""
 
-    leaf: Int64Array  # ``int64``, number of the leaf of each range
-    index: Int64Array  # ``int64``, sample of each range
-    objects: Int64Array  # ``int64``, object of each range
-    starts: Int64Array  # ``int64``, first byte
-    stops: Int64Array  # ``int64``, one past the last byte
+    leaf: Int64Array
+    index: Int64Array  # sample of each range
+    objects: Int64Array
+    starts: Int64Array  # first bytes
+    stops: Int64Array  # one past the last bytes
     begins: npt.NDArray[np.bool_]  # whether a range is the first of its reference
     skips: npt.NDArray[np.bool_]  # whether unwanted parts of the sample are left out
 
     @classmethod
     def none(cls) -> Located:
-        """Return no ranges."""
         return cls(*np.zeros((5, 0), dtype=np.int64), *np.zeros((2, 0), dtype=np.bool_))
 
     @classmethod
     def of(cls, locators: Sequence[Locator], refs: Refs) -> Located:
-        """Locate references whose index entries are loaded.
-
-        Args:
-            locators: Locators by leaf number.
-            refs: The references.
-        """
+        """Locate references whose index entries are loaded. ``locators`` are by leaf number."""
         leaves = distinct(refs.leaf).tolist()
         most = max((locators[leaf].width for leaf in leaves), default=1)
         objects = np.full((len(refs), most), -1, dtype=np.int64)
@@ -82,7 +76,6 @@ class Located:
 
     @property
     def sizes(self) -> Int64Array:
-        """Bytes of each range."""
         return self.stops - self.starts
 
     @property

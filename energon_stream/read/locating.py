@@ -23,16 +23,14 @@ if TYPE_CHECKING:
     from energon_stream.schedule import Cursor, Refs, Schedule
     from energon_stream.storage import Fetcher
 
-_INDEX_BYTES = 4096
-"""Usual size of a page of index entries. A late one is requested twice, because many samples wait for it."""
-
 
 def load_entries(
     locators: Sequence[Locator], refs: Refs, fetcher: Fetcher, deadline: int
 ) -> list[Future[object]]:
     """Load the missing index entries of some references."""
+    # A page has about 4 KiB. A late one is requested twice, because many samples wait for it.
     return [
-        fetcher.ask(load.store, load.read, deadline=deadline, repeatable_bytes=_INDEX_BYTES)
+        fetcher.ask(load.store, load.read, deadline=deadline, repeatable_bytes=4096)
         for leaf in distinct(refs.leaf).tolist()
         for load in locators[leaf].claim_loads(refs.index[refs.leaf == leaf])
     ]
@@ -48,18 +46,13 @@ class _Chunk:
     loads: list[Future[object]] | None  # None if they must be requested again
 
     def awaited(self) -> list[Future[object]]:
-        """Return the loads that are not done."""
         return [load for load in self.loads or () if not load.done()]
 
 
 class Locating:
     """Takes references from a schedule, from a cursor on, and returns their byte ranges in order.
 
-    Args:
-        schedule: The schedule.
-        cursor: Where to begin.
-        locators: Locators by leaf number.
-        fetcher: Loads index entries.
+    ``locators`` are by leaf number. ``fetcher`` loads index entries.
     """
 
     def __init__(
@@ -76,7 +69,6 @@ class Locating:
         self.is_exhausted: bool = False  # whether the schedule has no more references in this pass
 
     def restart(self, cursor: Cursor) -> None:
-        """Begin another pass."""
         self._cursor, self.is_exhausted = cursor, False
         self._chunks.clear()
 
@@ -117,8 +109,7 @@ class Locating:
     def next(self, wait: bool) -> Located | None:
         """Return the ranges of the next chunk; None if its index entries have not arrived.
 
-        Raises:
-            StorageError: Entries could not be read. The next call requests them again.
+        Raises StorageError if entries could not be read. The next call requests them again.
         """
         if not self._chunks:
             return None
@@ -155,11 +146,8 @@ class Locating:
 def iterate_plans(locating: Locating, planner: Planner, *, chunk: int, chunks: int = 1) -> Iterator[ReadPlan]:
     """Yield the generations of one reader, one after another, as it would plan them.
 
-    Args:
-        locating: The reader's references.
-        planner: Its planner.
-        chunk: References whose index entries are loaded together.
-        chunks: Chunks that are loaded at the same time, after the first samples are planned.
+    The index entries of ``chunk`` references are loaded together, and ``chunks`` of these at the same time
+    when the first samples are planned.
     """
     while True:
         while not planner.has_enough(locating.is_all):

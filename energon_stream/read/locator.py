@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class RawSample:
     """A sample's parts as they are in the dataset."""
 
-    leaf: int  # number of the leaf
+    leaf: int
     index: int  # sample within the leaf's split part
-    key: str  # sample key without the shard
+    key: str  # without the shard
     shard: str | None  # path of the tar, relative to the dataset; None for datasets without shards
     # Part name to bytes. Views keep the whole answer in memory: copy the parts that you keep.
     parts: dict[str, bytes | memoryview]
@@ -76,11 +76,10 @@ class Locator(Protocol):
         """
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Return the byte ranges of samples whose index entries have been loaded.
+        """Return object, first byte, and one past the last byte of samples whose index entries are loaded.
 
-        Returns:
-            ``int64 [len(samples), n]`` arrays, where ``n`` is at most ``width``: object, first byte, one past
-            the last byte. Object -1 means no range; each sample has at least one.
+        The arrays are ``[len(samples), n]``, where ``n`` is at most ``width``. Object -1 means no range; each
+        sample has at least one.
         """
 
     def object(self, number: int, /) -> ShardObject:
@@ -92,33 +91,20 @@ class Locator(Protocol):
     def wrong_ranges(self, request: Request, data: memoryview) -> dict[int, ChecksumError]:
         """Compare the samples of an answer with their checksums, if they have any and the user wants it.
 
-        Returns:
-            An error for each range whose bytes are wrong, by the number of the range.
+        Return an error for each range whose bytes are wrong, by the number of the range.
         """
         return {}
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]], /) -> RawSample | None:
-        """Merge the pieces of a sample. Called only if :attr:`width` is not 1.
+        """Merge the pieces of a sample; return None if it is excluded. Called only if :attr:`width` is not 1.
 
-        Args:
-            sample: Sample number.
-            found: Object number and piece of each range, in the order of :meth:`locate`.
-
-        Returns:
-            The sample; None if it is excluded.
-
-        Raises:
-            IndexMismatchError: The pieces do not belong together.
+        ``found`` has the object number and piece of each range, in the order of :meth:`locate`. Raises
+        IndexMismatchError if the pieces do not belong together.
         """
         return found[0][1]
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
-        """Cut and merge ranges that are too large to be in memory beside their parts.
+        """Cut and merge ranges that are too large to be in memory beside their parts, as :meth:`merge`.
 
-        Args:
-            sample: Sample number.
-            streams: Object number and bytes of each range, in the order of :meth:`locate`.
-
-        Returns:
-            The sample, each part in a ``bytes`` object of its own; None if it is excluded.
+        Each part of the sample is in a ``bytes`` object of its own.
         """

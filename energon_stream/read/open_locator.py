@@ -32,20 +32,10 @@ def open_locator(
     max_gap: int,
     verify: Verify = "never",
 ) -> Locator:
-    """Open the locator of a dataset.
+    """Open the locator of a dataset. The locators of a pipeline share a cache of index entries.
 
-    Args:
-        leaf: Number of the leaf in references.
-        index: The opened dataset.
-        offsets: Cache of index entries, shared by the locators of a pipeline.
-        selection: Parts that are needed; None for all. It is ignored for local files, which are mapped, for
-            joins and for JSONL files.
-        max_gap: Bytes that are read rather than skipped.
-        verify: Samples whose bytes are compared with checksums. If all are, samples are read whole.
-
-    Raises:
-        TypeError: The kind of index is unknown.
-        EnergonStreamError: As :func:`open_verifier`.
+    ``selection`` are the parts that are needed; None for all. It is ignored for local files, which are
+    mapped, for joins, for JSONL files, and if all samples are compared with checksums.
     """
     if isinstance(index, WebDatasetIndex):
         whole = TarLocator(leaf, index, offsets)

@@ -52,16 +52,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-_PAGE_SAMPLES = 1024
-"""Samples of one page: one query."""
-
-_HEADER_BYTES = 4 << 10
-"""Bytes of one request for headers."""
+_PAGE_SAMPLES = 1024  # of one query
 
 
 @dataclass(slots=True)
 class PartLocator(Locator):
-    """Locator of some parts of a prepared WebDataset; see :class:`Locator`."""
+    """Locator of some parts of a prepared WebDataset."""
 
     whole: TarLocator
     selection: PartSelection
@@ -153,7 +149,7 @@ class PartLocator(Locator):
         def read(offset: int, length: int) -> memoryview:
             nonlocal window, first
             if not first <= offset <= offset + length <= first + len(window):
-                part = ByteRange(offset, min(offset + max(length, _HEADER_BYTES), stop))
+                part = ByteRange(offset, min(offset + max(length, 4 << 10), stop))
                 window, first = shard_object.get_range(part).data, offset
             return window[offset - first : offset - first + length]
 
@@ -205,8 +201,7 @@ class PartLocator(Locator):
     def _ranges_of(self, shard: int, before: int, stop: int) -> PartRanges:
         """Return the ranges of the wanted parts of samples ``before`` to ``stop`` of a shard.
 
-        Raises MetadataError if the index cannot be right: rows are missing or have wrong types, or parts lie
-        outside their samples.
+        Raises MetadataError if the index cannot be right.
         """
         if self._database is None:
             self._database = index_database(self.whole.index.spec)
@@ -292,10 +287,7 @@ class PartLocator(Locator):
         return self._checked(raw)
 
     def _checked(self, raw: RawSample) -> RawSample:
-        """Return a sample that was cut out of its parts.
-
-        Raises IndexMismatchError if it has fewer wanted parts than the index says.
-        """
+        """Return a sample; raise IndexMismatchError if it has fewer wanted parts than the index says."""
         found = sum(map(self._wants, raw.parts))
         if not self._skips or found >= self._most_known:
             return raw

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from energon_stream.index.part_places import PartPlaces
 
 _MAX_RANGES = 4
-_MOST_BYTES = 1 << 60  # of a tar; sums with larger numbers wrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +37,11 @@ class PartSelection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartRanges:
-    """Byte ranges of neighbouring samples."""
+    """Byte ranges of neighbouring samples: ``[n, width]`` arrays, with -1 if a sample has fewer."""
 
-    # ``int64 [n, width]``, first byte of each range, where a tar header begins; -1 if a sample has fewer.
-    starts: Int64Array
-    # ``int64 [n, width]``, one past the last byte of each range, padding included; -1 likewise.
-    stops: Int64Array
-    known: Int64Array  # ``int64 [n]``, number of wanted parts of each sample
+    starts: Int64Array  # first byte of each range, where a tar header begins
+    stops: Int64Array  # one past the last byte of each range, padding included
+    known: Int64Array  # ``[n]``, number of wanted parts of each sample
     skipped: int  # bytes of the samples outside all ranges
 
     def rows(self) -> Int64Array:
@@ -53,16 +50,11 @@ class PartRanges:
 
 
 def doubtful_samples(places: PartPlaces, *, after: int, least: int, most: int) -> Int64Array:
-    """Return the samples that may have more wanted parts than are known, ``int64``.
+    """Return the samples that may have more wanted parts than are known.
 
     These samples have fewer than ``most`` known wanted parts, and bytes that belong to no known part. So a
-    damaged index that leaves parts out does not lead to samples without them.
-
-    Args:
-        places: The known parts.
-        after: Bytes between the last part and the next one, or the end of the tar.
-        least: Bytes of the headers of a part.
-        most: Number of wanted parts of a complete sample.
+    damaged index that leaves parts out does not lead to samples without them. ``after`` are the bytes between
+    the last part and the next one, or the end of the tar; ``least`` those of the headers of a part.
     """
     count = len(places.known)
     has_more = np.append(places.gaps, after) - least >= TAR_RECORD
@@ -83,22 +75,14 @@ def find_part_ranges(places: PartPlaces, *, max_gap: int, width: int) -> PartRan
 
     Wanted parts of a sample with at most ``max_gap`` unwanted bytes between them share a range. If a sample
     has more ranges than ``width``, the last one takes the rest. A sample without a wanted part contributes
-    its smallest part, because the header has the key.
-
-    Args:
-        places: The parts.
-        max_gap: Unwanted bytes that are read rather than split a range.
-        width: Largest number of ranges of a sample.
-
-    Raises:
-        ValueError: The parts do not follow each other as in a tar.
+    its smallest part, because the header has the key. Raises ValueError if the parts do not follow each other
+    as in a tar.
     """
     samples, sizes, stops = places.samples, places.sizes, places.ends
     headers = places.starts - places.gaps
     steps = np.diff(samples, prepend=-1)
-    possible = (
-        (places.gaps >= TAR_RECORD) & (sizes >= 0) & (stops < _MOST_BYTES) & (steps >= 0) & (steps <= 1)
-    )
+    # Sums with stops of more than 2**60 wrap.
+    possible = (places.gaps >= TAR_RECORD) & (sizes >= 0) & (stops < 1 << 60) & (steps >= 0) & (steps <= 1)
     if not possible.all():
         raise ValueError("the parts do not follow each other")
     wanted, known = places.wanted.copy(), places.known

@@ -14,11 +14,7 @@ from energon_stream.storage.in_order import in_order
 if TYPE_CHECKING:
     from energon_stream.index.objects import ShardObject
 
-_PIECES = 16
-"""Largest number of requests in flight."""
-_GOOD_PIECE = 2 << 20
-"""Size from which latency is no longer most of a request's time. Only short memory makes pieces smaller."""
-_MIN_PIECE = 64 << 10
+_PIECES = 16  # most requests in flight
 
 
 class PieceSizes(NamedTuple):
@@ -35,25 +31,20 @@ def piece_sizes(sample: int, options: ReadOptions) -> PieceSizes:
     of the budget that the sample leaves.
     """
     room = max(options.byte_budget, sample) // 16 + max(options.byte_budget - sample, 0) // 2
-    size = max(room // _PIECES, min(_GOOD_PIECE, room // 4), _MIN_PIECE)
-    size = min(size, options.max_request)
+    # From 2 MiB on, latency is no longer most of a request's time. Only short memory makes pieces smaller.
+    size = min(max(room // _PIECES, min(2 << 20, room // 4), 64 << 10), options.max_request)
     return PieceSizes(size, max(1, min(room // (size + CONNECTION_BYTES), _PIECES, options.max_in_flight)))
 
 
 class RangeStream:
-    """A range of an object, read from first to last byte. Requests begin with the first read.
-
-    Attributes:
-        start: First byte.
-        stop: One past the last byte.
-        watch: Called with all bytes in order, skipped ones included; None to call nothing.
-    """
+    """A range of an object, read from first to last byte. Requests begin with the first read."""
 
     def __init__(
         self, shard: ShardObject, byte_range: ByteRange, pieces: PieceSizes, fetcher: Fetcher
     ) -> None:
         self.start: int = byte_range.start
         self.stop: int = byte_range.stop
+        # Called with all bytes in order, skipped ones included.
         self.watch: Callable[[memoryview], object] | None = None
         self._pieces = _read_pieces(shard, byte_range, pieces, fetcher)
         self._position = self.start

@@ -15,11 +15,9 @@ CHUNK = 1024
 LOADING = 4
 """Chunks whose index entries are requested at a time, so that a late answer delays only later chunks."""
 
-_MIN_AHEAD = 512  # references of one of many readers
-_PASSES, _LEAST = 4, 64  # passes that are planned ahead, and references if passes are short
+_LEAST = 64  # references that are planned ahead if passes are short
 CONNECTION_BYTES = 1 << 20  # memory of a request in flight beside its body, as measured with obstore
 _CLIENT_BYTES = 24 << 20  # memory of 16 connections, the rest of the client, and a sample that is given out
-_FIRST_SAMPLES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class ReadOptions:
         return replace(
             self,
             byte_budget=max(1, self.byte_budget // readers),
-            max_ahead=max(min(self.max_ahead, _MIN_AHEAD), self.max_ahead // readers),
+            max_ahead=max(min(self.max_ahead, 512), self.max_ahead // readers),
             _client_bytes=self._client_bytes // readers,
         )
 
@@ -100,7 +98,7 @@ class ReadOptions:
         Nothing is gained by planning more than a few passes ahead: either answers are kept for all passes, or
         the byte budget is reached before. The work before the first sample would be that of hundreds.
         """
-        most = max(_LEAST, _PASSES * samples)
+        most = max(_LEAST, 4 * samples)
         return self if self.max_ahead <= most else replace(self, max_ahead=most)
 
     def planned(self, samples: int) -> ReadOptions:
@@ -110,20 +108,18 @@ class ReadOptions:
 
     @property
     def chunk(self) -> int:
-        """References that a reader locates at a time."""
         return CHUNK if self._chunk is None else self._chunk
 
     @property
     def exact_samples(self) -> int:
         """``first_samples``, or a default if it was not derived from a batch size."""
-        return _FIRST_SAMPLES if self.first_samples is None else self.first_samples
+        return 32 if self.first_samples is None else self.first_samples
 
     @property
     def fetch_bytes(self) -> int:
         """Bytes that all fetches may hold together."""
-        return min(
-            self.byte_budget * 3 // 4, max(self.byte_budget // 2, self.byte_budget - self._client_bytes)
-        )
+        budget = self.byte_budget
+        return min(budget * 3 // 4, max(budget // 2, budget - self._client_bytes))
 
     @property
     def in_flight(self) -> int:

@@ -35,20 +35,19 @@ class Reason(Enum):
 class Request:
     """One range request, and the wanted ranges in it."""
 
-    number: int  # number of the request in the plan of its reader
+    number: int  # in the plan of its reader
     leaf: int
     object: int  # number of the leaf's object
     start: int  # first byte
-    size: int  # length in bytes
-    starts: Int64Array  # ``int64``, first byte of each range
-    stops: Int64Array  # ``int64``, one past the last byte of each
-    samples: Int64Array  # ``int64``, sample that each range belongs to
+    size: int
+    starts: Int64Array  # first byte of each range
+    stops: Int64Array  # one past the last byte of each
+    samples: Int64Array  # sample that each range belongs to
     deadline: int  # number of ranges that the reader consumes before the first one of these
-    reason: Reason  # why it ends where it does
+    reason: Reason
 
     @property
     def range(self) -> ByteRange:
-        """The requested bytes."""
         return ByteRange(self.start, self.start + self.size)
 
     def __repr__(self) -> str:
@@ -60,9 +59,9 @@ class Request:
 class PlannedSample(NamedTuple):
     """A sample, and the requests that hold it."""
 
-    leaf: int  # number of the leaf
-    sample: int  # sample number within the leaf
-    request: int  # request of the sample's first range
+    leaf: int
+    sample: int  # number within the leaf
+    request: int  # that holds the sample's first range
     place: int  # number of this range within the request
     more: tuple[tuple[int, int], ...] = ()  # request and place of further ranges
 
@@ -82,7 +81,6 @@ class PlannedSamples:
     more: list[tuple[tuple[int, int], ...]] | None = None  # None if each sample has one range
 
     def rows(self) -> Iterator[Row]:
-        """Yield the fields of each sample."""
         more = repeat(()) if self.more is None else self.more
         return zip(self.leaves, self.samples, self.requests, self.places, more)  # noqa: B905 # repeat never ends
 
@@ -99,8 +97,8 @@ class PlannedSamples:
 class LargeSample(NamedTuple):
     """A sample that is read alone, in pieces, when all samples before it are consumed."""
 
-    leaf: int  # number of the leaf
-    sample: int  # sample number within the leaf
+    leaf: int
+    sample: int
     ranges: tuple[tuple[int, int, int], ...]  # object, first byte, and one past the last byte of each range
 
 
@@ -124,7 +122,7 @@ class ReadPlan:
 
     @property
     def sample_of_range(self) -> Int64Array:
-        """Number of the sample, within the plan, that each range belongs to, ``int64``."""
+        """Number of the sample, within the plan, that each range belongs to."""
         counts = [
             len(each.ranges) if isinstance(each, LargeSample) else 1 + len(each.more) for each in self.samples
         ]
@@ -132,12 +130,7 @@ class ReadPlan:
 
 
 class ReadySamples:
-    """Planned samples that are not consumed yet, in order. The row of a sample is made when it is taken.
-
-    Attributes:
-        left: Number of samples.
-        ends_large: Whether the last sample is read alone.
-    """
+    """Planned samples that are not consumed yet, in order. The row of a sample is made when it is taken."""
 
     __slots__ = ("_plans", "_rows", "ends_large", "left")
 
@@ -145,10 +138,9 @@ class ReadySamples:
         self._plans: deque[Iterator[Row | LargeSample]] = deque()
         self._rows = chain.from_iterable(iter(self._plans.popleft, None))
         self.left: int = 0
-        self.ends_large: bool = False
+        self.ends_large: bool = False  # whether the last sample is read alone
 
     def add(self, samples: PlannedSamples | tuple[LargeSample, ...]) -> None:
-        """Add the samples of a plan."""
         self.ends_large = isinstance(samples, tuple)
         self._plans.append(iter(samples) if isinstance(samples, tuple) else samples.rows())
         self.left += len(samples)

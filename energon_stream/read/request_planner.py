@@ -53,35 +53,26 @@ _NONE: Int64Array = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """Limits of one reader's plans."""
+    """Limits of one reader's plans; see also :class:`ReadOptions`."""
 
-    exact_samples: int  # samples of generation 0; 0 for none
-    opening_take: int  # samples from which generation 0 is chosen, and samples that it takes in
+    exact_samples: int  # of generation 0; 0 for none
+    opening_take: int  # samples from which generation 0 is chosen, and which it may take in
     second_take: int  # samples after these from which generation 1 is chosen
-    max_ahead: int  # largest number of samples that are planned and not yet consumed
-    plan_bytes: int  # bytes of a generation; half as many more while answers are kept
-    max_request: int  # largest request, in bytes
-    max_gap: int  # unwanted bytes between two ranges that are read rather than split a request
-    largest_shared: int  # size in bytes of the largest sample that is requested beside others
+    max_ahead: int
+    plan_bytes: int  # of a generation; half as many more while answers are kept
+    max_request: int
+    max_gap: int
+    largest_shared: int
     resident_bytes: int = 0  # planned bytes that are kept for later passes; with more, none are kept
     is_shared: bool = False  # whether other readers share the budget
     request_limit: Reason = Reason.MAX_REQUEST  # what sets ``max_request``
-    # leaves whose samples are views of local files, so that their size does not matter
-    local: frozenset[int] = frozenset()
-    # leaves of which a view has only some samples, so that others lie between them
-    sparse: frozenset[int] = frozenset()
-    # unwanted bytes between samples of these that are read, as a share of the wanted ones
+    local: frozenset[int] = frozenset()  # leaves that are local files, whose samples may have any size
+    sparse: frozenset[int] = frozenset()  # leaves of which a view has only some samples
     max_waste: float = 0.0
 
 
 def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int = 1) -> PlanLimits:
-    """Return the limits of the plans of one of several readers in a process.
-
-    Args:
-        options: The reader's share of the limits.
-        locators: Locators by leaf number.
-        readers: Number of readers that share the budget.
-    """
+    """Return the limits of the plans of one of several readers in a process, given its share ``options``."""
     plan, request = max(1, options.fetch_bytes // 4), options.max_request
     if readers > 1:
         # Single samples leave gaps in memory, so a 16th of the budget stays free.
@@ -159,7 +150,6 @@ class Planner:
             object.__setattr__(self, "generation", 1)
 
     def add(self, located: Located) -> Planner:
-        """Add the ranges of the next references."""
         none = np.full(len(located), -1, dtype=np.int64)
         return replace(
             self,
@@ -183,21 +173,13 @@ class Planner:
         return len(self.located) > 0 and not self._shareable(self.located[: self.located.whole(1)])
 
     def has_enough(self, is_all: bool) -> bool:
-        """Return whether the next generation is determined: further references would not change it.
-
-        Args:
-            is_all: Whether no further references follow.
-        """
+        """Return whether the next generation is determined. ``is_all`` tells that no references follow."""
         return (is_all and len(self.located) > 0) or self._view is not None
 
     def plan(self, is_all: bool = False) -> tuple[ReadPlan, Planner] | None:
-        """Plan the next generation.
+        """Return the plan of the next generation, and the planner of the rest; None if references lack.
 
-        Args:
-            is_all: Whether no further references follow.
-
-        Returns:
-            The plan, and the planner of the rest; None if references are missing.
+        ``is_all`` tells that no references follow.
         """
         view = self._view
         if view is None:
@@ -237,7 +219,6 @@ class Planner:
 
     @property
     def _plan_bytes(self) -> int:
-        """Bytes of the next generation."""
         limits = self.limits
         if self.kept is None or limits.is_shared or not self.generation:
             return limits.plan_bytes

@@ -52,12 +52,12 @@ def _cut_alike(leaf: int, path: str, data: memoryview, found: AlikeSamples, excl
 
 @dataclass(slots=True)
 class TarLocator(Locator):
-    """Locator of one prepared WebDataset; see :class:`Locator`."""
+    """Locator of one prepared WebDataset."""
 
     leaf: int
     index: WebDatasetIndex
     offsets: OffsetCache = field(default_factory=OffsetCache)
-    verifier: Verifier | None = None  # compares samples with checksums; None if none are compared
+    verifier: Verifier | None = None  # compares samples with checksums
     store: Store = field(init=False)
     _versions: VersionGuard = field(init=False)
     _pages: EntryPages = field(init=False)

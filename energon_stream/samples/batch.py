@@ -35,10 +35,7 @@ METADATA_FIELDS = tuple(_METADATA)
 
 
 def batch_metadata(name: str, values: list[Any]) -> Any:
-    """Batch a metadata field: keys and subflavors become lists, restore keys a tuple, sources one flat tuple.
-
-    Raises KeyError if ``name`` is no metadata field.
-    """
+    """Batch a metadata field: keys and subflavors become lists, restore keys a tuple, sources a flat one."""
     return _METADATA[name](values)
 
 

@@ -28,10 +28,6 @@ class OnDemandSample(CrudeSample):
     ``values``, ``dict(sample)``, ``**sample``, comparing, copying and pickling. Copies and pickles are plain
     :class:`CrudeSample` objects.
 
-    Args:
-        parts: The bytes of each part, by name.
-        decode: Makes the value of a part from its name and bytes. Its errors name the sample.
-
     Example:
         >>> sample = OnDemandSample({"txt": b"a dog"}, lambda part, data: data.decode())
         >>> "txt" in sample, sample["txt"], dict(sample)
@@ -43,10 +39,8 @@ class OnDemandSample(CrudeSample):
         self._decode = decode
 
     def decoded(self, kept: type[EnergonStreamError] = UntrustedPickleError) -> CrudeSample:
-        """Return the sample with all parts decoded.
-
-        Args:
-            kept: Errors that the new sample raises where someone looks the part up; others are raised here.
+        """Return the sample with all parts decoded. Errors of the type ``kept`` are raised where someone
+        looks the part up; others are raised here.
         """
         sample, refused = CrudeSample(), dict(self.refused)
         for part in self:
@@ -68,40 +62,31 @@ class OnDemandSample(CrudeSample):
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a part, decoded, or the default if there is none."""
-        if key in self:
-            return self[key]
-        return default
+        return self[key] if key in self else default  # noqa: SIM401 # this is get()
 
     # Python copies a dict's storage as it is, unless its class has an ``__iter__`` of its own.
     def __iter__(self) -> Iterator[str]:
         return super().__iter__()
 
     def items(self) -> Any:
-        """Return names and values; all parts are decoded."""
         return dict(self).items()
 
     def values(self) -> Any:
-        """Return the values; all parts are decoded."""
         return dict(self).values()
 
     def copy(self) -> dict[str, Any]:
-        """Return the names and values as a plain dict; all parts are decoded."""
         return dict(self)
 
     def pop(self, key: str, default: Any = _MISSING) -> Any:
-        """Remove a part and return it, decoded."""
         if key in self or default is _MISSING:
             self[key]
         return super().pop(key) if default is _MISSING else super().pop(key, default)
 
     def popitem(self) -> tuple[str, Any]:
-        """Remove the last part and return its name and value."""
         key, value = super().popitem()
         return key, self._decode(key, value.data) if type(value) is _Undecoded else value
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return a part, decoded; set it to the default if there is none."""
         if key not in self:
             self[key] = default
         return self[key]

@@ -130,10 +130,8 @@ _FROM_PRIMARY = ("__key__", "__restore_key__", "__subflavors__")
 
 
 class CrudeSample(dict[str, Any]):
-    """A sample without a type: a dict of its decoded parts.
-
-    Besides the parts it holds ``__key__``, ``__shard__``, ``__restore_key__``, ``__subflavors__`` and
-    ``__sources__``.
+    """A sample without a type: a dict of its decoded parts, with ``__key__``, ``__shard__``,
+    ``__restore_key__``, ``__subflavors__`` and ``__sources__``.
 
     A pickle of a dataset that is not trusted is a part all the same: looking it up raises the error that
     says how to trust it.

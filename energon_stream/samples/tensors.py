@@ -25,10 +25,7 @@ def is_namedtuple(value: Any) -> bool:
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:
-    """Apply a function to all tensors within dicts, lists, tuples and dataclasses.
-
-    Containers are copied; other values are kept.
-    """
+    """Apply a function to all tensors within dicts, lists, tuples and dataclasses, which are copied."""
     mapped: Any = value
     if isinstance(value, torch.Tensor):
         mapped = function(value)
@@ -65,10 +62,7 @@ def _largest(tensors: Sequence[torch.Tensor], first_dimension: int) -> list[int]
 
 
 def pad_stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack tensors of shapes ``(d1, …)`` to ``(n, max d1, …)``, padded with zeros.
-
-    Raises SampleError if the tensors differ in dtype or in their number of dimensions.
-    """
+    """Stack tensors of shapes ``(d1, …)`` to ``(n, max d1, …)``, padded with zeros."""
     largest = _largest(tensors, 0)
     if all(list(tensor.shape) == largest for tensor in tensors):
         return stack(tensors)
@@ -90,10 +84,7 @@ def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def pad_concat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join tensors of shapes ``(n_i, d1, …)`` to ``(sum n_i, max d1, …)``, padded with zeros.
-
-    Raises SampleError if the tensors differ in dtype or in their number of dimensions, or are scalars.
-    """
+    """Join tensors of shapes ``(n_i, d1, …)`` to ``(sum n_i, max d1, …)``, padded with zeros."""
     largest = _largest(tensors, 1)
     if all(list(tensor.shape[1:]) == largest for tensor in tensors):
         return torch.cat(list(tensors))

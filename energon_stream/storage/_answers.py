@@ -74,7 +74,6 @@ class RemoteStore:
         return kind(redact(what, self._secrets), where=self._where(path), hint=hint, **details)
 
     def _endpoint(self) -> str:
-        """Return the server, for messages."""
         return f"the {url_scheme(self.url)} store"
 
     def _name(self, error: Exception, path: str) -> StorageError:
@@ -99,7 +98,7 @@ class RemoteStore:
     def _refused(
         self, path: str, status: int, code: str = "", message: str = "", region: str | None = None
     ) -> StorageError:
-        """Return the error for an HTTP status. ``region`` is the bucket's, if the reply named it."""
+        """Return the error for an HTTP status. ``region`` is the bucket's, if the answer named it."""
         endpoint = self._endpoint()
         answer = f"HTTP {status}{' ' + code if code else ''}{': ' + message if message else ''}"
         kind: type[StorageError] = StorageError
@@ -149,18 +148,15 @@ class RemoteStore:
         return False
 
     def _bad_answer(self, path: str, problem: str) -> BadAnswerError:
-        """Return the error for an answer that no such store gives."""
         hint = f"Check that {self._endpoint()} is the store, and not a proxy, a login page or another server."
         return self._error(BadAnswerError, path, problem, hint)
 
     def _not_partial(self, path: str) -> BadAnswerError:
-        """Return the error for a server that answers a range request with the whole object."""
         hint = "Use a server (or proxy) that answers Range requests with 206."
         what = "the server ignores byte ranges and sends whole objects"
         return self._error(BadAnswerError, path, what, hint)
 
     def _broken(self, path: str, problem: str, *, answered: bool) -> TransientStorageError:
-        """Return the error for a connection that failed, broke or stalled."""
         what = f"the connection failed: {problem}"
         hint = f"Check that {self._endpoint()} is right and reachable."
         return self._error(TransientStorageError, path, what, hint, answered=answered)

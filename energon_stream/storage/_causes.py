@@ -41,7 +41,6 @@ _CAUSES = tuple(
         (r"IncompleteRead|ClientPayloadError|ResponseStreamingError", CLOSED),
     )
 )
-_DEEPEST = 12  # causes of causes that are looked at
 
 
 def cause_in(text: str) -> str | None:
@@ -50,13 +49,10 @@ def cause_in(text: str) -> str | None:
 
 
 def cause_in_chain(error: BaseException) -> str | None:
-    """Return the cause that an error, or one of its causes, tells; None if they tell none.
-
-    The innermost error that tells one counts, because clients wrap the system's errors.
-    """
+    """Return the cause that the innermost of an error's causes tells: clients wrap the system's errors."""
     found = None
     looked: BaseException | None = error
-    for _ in range(_DEEPEST):
+    for _ in range(12):  # causes of causes
         if looked is None:
             break
         cause = cause_in(_describe(looked))

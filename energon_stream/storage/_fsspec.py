@@ -39,10 +39,9 @@ _BROKEN_BODIES = ("ClientPayloadError", "IncompleteRead", "IncompleteReadError",
 _DISK_CACHES = frozenset(("simplecache", "filecache", "blockcache", "cached"))
 _disk_cache_lock = PerProcess(threading.RLock)
 
-_MOST_SYSTEMS = 8
-"""Most file systems that are kept for later stores with the same options. One for S3 takes 25 MB, so a
-process that changes credentials or endpoints now and then must not keep all of them."""
-file_systems: PerProcess[Any] = PerProcess(keep=_MOST_SYSTEMS)
+# Kept for later stores with the same options. A file system of S3 takes 25 MB, so a process that changes
+# credentials or endpoints now and then must not keep all of them.
+file_systems: PerProcess[Any] = PerProcess(keep=8)
 
 
 def _start_loop() -> asyncio.AbstractEventLoop:
@@ -55,13 +54,11 @@ _loop = PerProcess(_start_loop)
 
 
 class FsspecStore(RemoteStore):
-    """A store on any fsspec file system; see ``Store`` for the methods.
+    """A store on any fsspec file system.
 
     fsspec has no conditional reads. A read with ``etag`` costs a second request, which compares the content
-    versions afterwards, if the file system has them.
-
-    Raises:
-        UnsupportedStoreError: No file system for the scheme, or its package is not installed.
+    versions afterwards, if the file system has them. Raises UnsupportedStoreError if there is no file system
+    for the scheme, or its package is not installed.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -76,8 +73,7 @@ class FsspecStore(RemoteStore):
         import fsspec
 
         if "::" in url:  # each element of a chain has its own options; fsspec sorts them out
-            system, path = fsspec.core.url_to_fs(url, **options)
-            return system, path
+            return tuple(fsspec.core.url_to_fs(url, **options))
         try:
             cls = fsspec.get_filesystem_class(url_scheme(url))
         except (ValueError, ImportError) as error:
@@ -209,7 +205,7 @@ class FsspecStore(RemoteStore):
         return self._error(StorageError, path, f"the request failed: {name}: {error}")
 
     def _answered(self, response: Mapping[str, Any], path: str) -> StorageError:
-        """Return the error for an answer, as botocore's ClientError keeps it."""
+        """Return the error for an answer that botocore's ClientError keeps."""
         about = response.get("ResponseMetadata", {})
         answer = response.get("Error", {})
         code, message = str(answer.get("Code", "")), str(answer.get("Message", ""))

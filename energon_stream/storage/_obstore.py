@@ -50,6 +50,7 @@ _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _REGION = re.compile(r"<Region>([\w-]+)</Region>")
 # Errors name one of these when the search for credentials found none: the metadata services, our provider.
 _CREDENTIAL_SIGNS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "credential provider")
+# What obstore says of answers that make no sense, and what this library says.
 _BAD_ANSWERS = {
     "Content-Length Header missing": "the answer has no Content-Length",
     "Content-Range header not present": "the reply to a range request names no range",
@@ -58,17 +59,13 @@ _BAD_ANSWERS = {
     "Got invalid list response": "the reply is not a bucket listing",
     "Received header containing non-ASCII": "the answer has a header that cannot be read",
 }
-"""What obstore says of answers that make no sense, and what this library says."""
-
-_ABSENT = ".energon-stream-absent"  # name of an object that no bucket has
 _RENEWABLE = (SessionCredentials, ProvidedCredentials)
-_REGION_TIMEOUT = 5.0
 
 _clients: PerProcess[_Client] = PerProcess()
 
 
 class ObstoreStore(ScheduledStore, RemoteStore):
-    """A store on obstore; see ``Store`` for the methods. Equal configurations share a client.
+    """A store on obstore. Equal configurations share a client.
 
     Raises UnsupportedStoreError if obstore cannot open the URL or honour an option, or this process was
     forked from one that had used obstore.
@@ -108,7 +105,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         return _meta(self._with_version(found, path))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
-        folder, absent = self._key(prefix), self._key(f"{prefix}/{_ABSENT}".strip("/"))
+        folder, absent = self._key(prefix), self._key(f"{prefix}/.energon-stream-absent".strip("/"))
         below_root = len(self._root) + 1 if self._root else 0
 
         def entries() -> list[ListEntry]:
@@ -216,7 +213,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         place = urlsplit(config.settings.get("endpoint") or "https://s3.amazonaws.com")
         connect = HTTPSConnection if place.scheme == "https" else HTTPConnection
         try:
-            with closing(connect(place.netloc, timeout=_REGION_TIMEOUT)) as connection:
+            with closing(connect(place.netloc, timeout=5.0)) as connection:
                 connection.request("HEAD", f"{place.path}/{config.root}")
                 return connection.getresponse().getheader("x-amz-bucket-region")
         except (OSError, HTTPException):
@@ -224,9 +221,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
 
 
 class _Client:
-    """The client of a configuration in this process. It is replaced when its credentials are refused, or its
-    time-out was too short.
-    """
+    """A configuration's client in this process, replaced when credentials or its time-out do not suffice."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
@@ -306,10 +301,9 @@ def _lasting(credentials: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_fallback() -> None:
-    """Import the package that forked children will read with."""
     from energon_stream.storage._s3fs import load_s3fs
 
-    load_s3fs()
+    load_s3fs()  # forked children will read with it
 
 
 def _meta(found: Mapping[str, Any]) -> ObjectMeta:

@@ -72,7 +72,6 @@ class SessionCredentials:
 
 
 _Credentials: TypeAlias = StaticCredentials | SessionCredentials | ProvidedCredentials | None
-"""A credential provider; None for obstore's own search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class ClientConfig:
     root: str  # bucket, container, or ``scheme://host``
     settings: Mapping[str, Any] = field(repr=False, hash=False)  # the store's configuration
     endpoint: str  # server, for error messages
-    credentials: _Credentials = None
+    credentials: _Credentials = None  # a credential provider; None for obstore's own search
     client_options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)  # of HTTP
 
 
@@ -110,16 +109,15 @@ def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, 
 class Server(NamedTuple):
     """The server that gets the requests for an S3 URL."""
 
-    endpoint: str  # URL of the server
+    endpoint: str
     bucket: str
-    region: str  # region that requests are signed for
+    region: str  # that requests are signed for
 
 
 def server_of(url: str, options: Mapping[str, Any]) -> Server | None:
     """Return the server of an S3 URL with storage options; None for other URLs.
 
-    Raises:
-        UnsupportedStoreError: An option is unknown, or the URL is of another kind.
+    Raises UnsupportedStoreError if an option is unknown, or the URL is of another kind.
 
     Example:
         >>> from energon_stream.storage import server_of
@@ -185,8 +183,7 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
         client["allow_invalid_certificates"] = True
     elif bundle:
         client["root_certificate"] = Path(bundle).read_text()
-    # obstore cannot honour the remaining options.
-    left.update(client_kwargs | config_kwargs | s3_config)
+    left.update(client_kwargs | config_kwargs | s3_config)  # what obstore cannot honour
     server = endpoint or f"AWS, region {config['region']}"
     return ClientConfig("s3", bucket, config, server, None if anon else credentials, client)
 
@@ -221,14 +218,13 @@ def _azure(
     return ClientConfig("azure", container, config, str(config.get("endpoint") or "Azure"), provider)
 
 
+# Each takes bucket or host, options, URL and credential provider, and removes the options that it honours.
 _RESOLVERS: dict[str, Callable[[str, dict[str, Any], str, Any], ClientConfig]] = {
     **dict.fromkeys(("s3", "s3a"), _s3),
     **dict.fromkeys(("gs", "gcs"), _gcs),
     **dict.fromkeys(("az", "abfs", "abfss"), _azure),
     **dict.fromkeys(("http", "https"), _http),
 }
-"""By scheme. Each takes bucket or host, options, URL and credential provider, and removes the options that it
-honours."""
 
 
 def _variable(*names: str) -> str | None:
@@ -275,7 +271,5 @@ def _cached_session(profile: str | None, environment: tuple[str | None, ...]) ->
 def _profile_endpoint(session: Any) -> str | None:
     from botocore.configprovider import ConfiguredEndpointProvider
 
-    found: str | None = ConfiguredEndpointProvider(
-        full_config=session.full_config, scoped_config=session.get_scoped_config(), client_name="s3"
-    ).provide()
-    return found
+    configs = session.full_config, session.get_scoped_config()
+    return ConfiguredEndpointProvider(*configs, "s3").provide()  # type: ignore[no-any-return]

@@ -14,8 +14,6 @@ FAILED = "the credential provider failed"
 """How the message of an error begins; obstore passes on nothing but the message."""
 
 BETWEEN_RENEWALS = 1.0  # seconds; a provider may start a program or ask a server
-_NEVER = datetime(9999, 1, 1, tzinfo=UTC)
-_BEFORE_END = 60  # seconds before the end of credentials at which s3fs asks for others
 
 
 class ProvidedCredentials:
@@ -58,9 +56,10 @@ def use_in_session(session: Any, provider: ProvidedCredentials) -> None:
             "access_key": found["access_key_id"],
             "secret_key": found["secret_access_key"],
             "token": found.get("token"),
-            "expiry_time": (found["expires_at"] or _NEVER).isoformat(),
+            "expiry_time": (found["expires_at"] or datetime(9999, 1, 1, tzinfo=UTC)).isoformat(),
         }
 
     credentials = AioDeferredRefreshableCredentials(refresh_using=refresh, method=OPTION)
-    credentials._advisory_refresh_timeout = credentials._mandatory_refresh_timeout = _BEFORE_END
+    # Seconds before the end of credentials at which s3fs asks for others.
+    credentials._advisory_refresh_timeout = credentials._mandatory_refresh_timeout = 60
     session._credentials = credentials

@@ -20,14 +20,7 @@ from energon_stream.storage._fsspec import FsspecStore, file_systems
 from energon_stream.storage._provider import OPTION, ProvidedCredentials, use_in_session
 from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
 
-_CONNECTIONS = 64
-_CONNECT_TIMEOUT, _READ_TIMEOUT = 5, 20  # seconds; botocore's are 60
 _FIRST_ANSWER = 9.0  # seconds that an unknown server gets for its first answer
-# The descriptions that a client of S3 is made from, as botocore.client and botocore.session name them.
-_SERVICE_FILES = ("service-2", "endpoint-rule-set-1")
-_FILES = ("endpoints", "partitions", "sdk-default-configuration", "_retry")
-
-
 _renewing = PerProcess(threading.Lock)
 
 
@@ -45,13 +38,11 @@ class S3fsStore(FsspecStore):
         region = os.environ.get("AWS_REGION")
         if region and not options.get("profile"):  # botocore reads AWS_DEFAULT_REGION only
             client.setdefault("region_name", region)
-        # This switches botocore's retries off; _make_system() switches s3fs's own off. Its default of ten
-        # connections would be the limit.
         config = {
-            "retries": {"total_max_attempts": 1},
-            "max_pool_connections": _CONNECTIONS,
-            "connect_timeout": _CONNECT_TIMEOUT,
-            "read_timeout": _READ_TIMEOUT,
+            "retries": {"total_max_attempts": 1},  # no retries; _make_system() switches s3fs's own off
+            "max_pool_connections": 64,  # the default of ten would be the limit
+            "connect_timeout": 5,
+            "read_timeout": 20,
             **(options.get("config_kwargs") or {}),
         }
         return super()._file_system(url, {**options, "client_kwargs": client, "config_kwargs": config})
@@ -184,8 +175,6 @@ class S3fsStore(FsspecStore):
 
 
 def _credentials(system: Any) -> Any:
-    """Return the credentials of a file system, or None."""
-
     async def get() -> Any:
         found = await system.session.get_credentials()
         return None if found is None else await found.get_frozen_credentials()
@@ -202,9 +191,10 @@ def load_s3fs() -> None:
 
     fsspec.get_filesystem_class("s3")
     loader = _loader(None)
-    for name in _SERVICE_FILES:
+    # What a client of S3 is made from, as botocore.client and botocore.session name it.
+    for name in ("service-2", "endpoint-rule-set-1"):
         loader.load_service_model("s3", name, api_version=None)
-    for name in _FILES:
+    for name in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):
         loader.load_data(name)
 
 

@@ -1,7 +1,7 @@
 """Base class of stores that report their attempts to the pool of requests, or have bytes at hand.
 
-``RequestPool`` calls a function that makes requests, and does not see the attempts that the
-retry layer makes inside. So it gives the function a store that reports each attempt to a listener.
+``RequestPool`` calls functions that make requests, and does not see the attempts that the retry layer makes
+inside. So it gives them stores that report each attempt to a listener.
 """
 
 from __future__ import annotations
@@ -29,17 +29,15 @@ class AttemptListener:
 
     @property
     def hedged_bytes(self) -> int:
-        """Bytes that the attempt requests a second time; 0 for a first request, which is retried if it
-        fails.
-        """
+        """Bytes that the attempt requests a second time; 0 for a first request, which is retried."""
         return 0
 
     def begin(self) -> None:
         """Called before an attempt. It may wait; an error raised here ends the request."""
 
     def answered(self) -> bool:
-        """Called by some stores at the first bytes of an answer. Returns whether the rest is wanted. If not,
-        the store drops the connection and raises :class:`AnswerUnwanted`.
+        """Called by some stores at the first bytes of an answer. If this returns False, the store drops the
+        connection and raises :class:`AnswerUnwanted`.
         """
         return True
 
@@ -53,8 +51,7 @@ class AttemptListener:
 class ScheduledStore:
     """Base class of stores that report their attempts, or have some bytes at hand.
 
-    Both are optional: a store without this base class works, with less. Its answers are read to the end
-    even if a second request was faster.
+    Of a store without it, answers are read to the end even if a second request was faster.
     """
 
     _listener = AttemptListener()
@@ -66,10 +63,7 @@ class ScheduledStore:
         return heard
 
     def get_at_hand(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body | None:
-        """Read a byte range if that needs neither a request nor the disk.
-
-        If this returns None, ``get_range`` reads the bytes, and reports errors.
-        """
+        """Read a byte range if that needs neither a request nor the disk; else return None."""
         return None
 
 

@@ -15,14 +15,13 @@ from energon_stream.errors import ConfigError
 class FetchPlan:
     """Fetches that cover a set of ranges."""
 
-    objects: Int64Array  # int64 [k], object of each fetch
-    starts: Int64Array  # int64 [k], first byte of each fetch; fetches are ordered by (object, start)
-    stops: Int64Array  # int64 [k], byte after the last one
-    fetch_of: Int64Array  # int64 [m], for each input range the fetch that contains all of it, or -1
-    # bool [k], whether a fetch ends because of ``max_bytes``: the next range lies within ``max_gap``.
-    ends_by_size: NDArray[np.bool_]
-    # bool [k], whether a fetch ends because of ``max_waste``, although the next range is near enough.
-    ends_by_waste: NDArray[np.bool_]
+    # Object, first byte, and byte after the last one of each fetch, ordered by (object, start).
+    objects: Int64Array
+    starts: Int64Array
+    stops: Int64Array
+    fetch_of: Int64Array  # for each input range the fetch that contains all of it, or -1
+    ends_by_size: NDArray[np.bool_]  # whether a fetch ends because of ``max_bytes``, and not at a gap
+    ends_by_waste: NDArray[np.bool_]  # whether it ends because of ``max_waste``
 
 
 def plan_fetches(
@@ -41,24 +40,10 @@ def plan_fetches(
     Ranges of one object merge while the gap to the next range (required or not) is at most ``max_gap`` and
     the fetch stays within ``max_bytes``; a single larger range gets a fetch of its own. A fetch begins and
     ends with a required range. Other ranges are covered only if they lie inside a fetch: their bytes bridge
-    gaps, and are needed soon.
+    gaps, and are needed soon. Each required range is covered by exactly one fetch.
 
-    Args:
-        objects: int64 [m], numbers of the objects.
-        starts: int64 [m], first bytes.
-        stops: int64 [m], bytes after the last ones.
-        required: bool [m], the ranges that must be covered.
-        max_gap: Most unused bytes that are fetched between two ranges.
-        max_bytes: Size of the largest merged fetch, in bytes.
-        sparse: bool [m], ranges between which gaps are read only as far as ``max_waste`` allows, the smallest
-            gaps first; None for none.
-        max_waste: Most bytes of such gaps, as a share of the bytes of required sparse ranges.
-
-    Returns:
-        The fetches; each required range is covered by exactly one.
-
-    Raises:
-        ConfigError: Limits or ranges are negative.
+    Gaps between ``sparse`` ranges are read, the smallest first, while they have at most ``max_waste`` times
+    the bytes of required sparse ranges. Raises ConfigError if limits or ranges are negative.
 
     Example:
         >>> starts, stops = np.array([0, 150, 9000]), np.array([100, 200, 9500])

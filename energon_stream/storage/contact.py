@@ -10,24 +10,19 @@ from energon_stream.fork import PerProcess
 
 _log = logging.getLogger(__name__)
 
-_WORTH_SAYING = 3.0
-"""Seconds of failing, before they are logged: shorter faults are part of every store's day."""
-_BETWEEN_LINES = 5.0
+_WORTH_SAYING = 3.0  # seconds of failing, before they are logged: every store has shorter faults
+# Seconds without any answer, after which an answer ends the waits of all requests. A store that rejects a
+# share of the requests answers others meanwhile, and its back-off must not be cut short.
 _WORTH_WAKING = 1.0
-"""Seconds without any answer, after which an answer ends the waits of all requests. A store that rejects a
-share of the requests answers others meanwhile, and its back-off must not be cut short."""
 
 known_stores: set[str] = set()
-"""Keys of stores that have answered, in this process or in one that passed that on. A forked child inherits
-them."""
+"""Keys of stores that have answered, in this process or in one that passed that on, as to a forked child."""
 
 
 class Contact:
     """The contact of this process with one store, which all requests to it share.
 
-    Args:
-        name: The store, for log lines.
-        key: Names the store among all that processes know.
+    ``name`` is for log lines. ``key`` names the store among all that processes know.
     """
 
     def __init__(self, name: str, key: str) -> None:
@@ -41,7 +36,6 @@ class Contact:
 
     @property
     def is_known(self) -> bool:
-        """True if the store has answered this process, or one that passed that on."""
         return self._key in known_stores
 
     def know(self) -> None:
@@ -73,7 +67,7 @@ class Contact:
                 self._failing_since = now
             if failing_for < _WORTH_SAYING or now < self._next_line:
                 return
-            self._next_line = now + _BETWEEN_LINES
+            self._next_line = now + 5.0
             self._is_logged = True
         since, until = (
             time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
@@ -91,5 +85,5 @@ _contacts: PerProcess[Contact] = PerProcess()
 
 
 def contact_with(key: str, name: str) -> Contact:
-    """Return this process's contact with a store."""
+    """Return this process's contact with a store; see :class:`Contact`."""
     return _contacts.map(key, lambda: Contact(name, key))

@@ -77,7 +77,6 @@ class CounterSnapshot:
         return self._combined(operator.sub, earlier, self.max_in_flight)
 
     def _combined(self, combine: Callable[[Any, Any], Any], right: Self, max_in_flight: int) -> Self:
-        """Return the sums or the differences of all counts."""
         values: dict[str, Any] = {}
         for each in fields(self):
             one, other = getattr(self, each.name), getattr(right, each.name)
@@ -89,14 +88,10 @@ class CounterSnapshot:
 
 
 class StorageCounters:
-    """Thread-safe counters of storage requests.
-
-    Attributes:
-        changes: Number of changes, to notice one without a snapshot.
-    """
+    """Thread-safe counters of storage requests."""
 
     def __init__(self) -> None:
-        self.changes: int = 0
+        self.changes: int = 0  # to notice one without a snapshot
         # Reentrant: the collector may close a loader, which counts, in a thread that holds the lock.
         self._lock = threading.RLock()
         # By name of the snapshot's attribute: sums, and counts by kind, error and reason.

@@ -16,9 +16,7 @@ from energon_stream.storage.request_pool import PoolAnswer, RequestPool
 if TYPE_CHECKING:
     from energon_stream.storage.store import Body, ByteRange, Store
 
-_EXIT_GRACE = 5.0  # seconds that requests in flight get to finish when the interpreter exits
 HEDGED_SHARE = 0.03
-_DEFAULT_IN_FLIGHT = 48  # clients open a few more sockets than this; they stay below 64
 
 _T = TypeVar("_T")
 StoreT = TypeVar("StoreT", bound="Store")
@@ -27,17 +25,12 @@ StoreT = TypeVar("StoreT", bound="Store")
 class Fetcher:
     """Runs range requests on threads, which are started as they are needed.
 
-    A late request is sent a second time, and the first answer counts. While the store rejects many requests,
-    fewer are in flight. A fetcher may be used after a fork: the child gets threads of its own.
+    At most ``max_in_flight`` are in flight at a time, and fewer while the store rejects many. (While one is
+    late or waits for its next attempt, the next may start, so up to a third more can be open.) A late request
+    is sent a second time, and the first answer counts; ``hedged_share`` is the share of all bytes that may be
+    requested so, 0 for none. A fetcher may be used after a fork: the child gets threads of its own.
 
-    Args:
-        max_in_flight: Most requests at one time. (While a request is late or waits for its next attempt,
-            the next may start, so up to a third more can be open.)
-        hedged_share: Bytes that may be requested a second time, as a share of all requested bytes, 0 to 1; 0
-            switches second requests off.
-
-    Raises:
-        ConfigError: An argument is out of range.
+    Raises ConfigError if an argument is out of range.
 
     Example:
         >>> from energon_stream.storage import ByteRange, Fetcher, StoreSpec
@@ -62,17 +55,10 @@ class Fetcher:
     def submit(
         self, store: Store, path: str, byte_range: ByteRange, *, etag: str | None = None, deadline: int = 0
     ) -> Future[Body]:
-        """Request a byte range.
+        """Request a byte range; ``cancel()`` works until the request starts.
 
-        Args:
-            store: Store to read. Local stores, and caches with the bytes in memory, answer within this call.
-            path: Path relative to the store.
-            byte_range: The bytes.
-            etag: Content version that the object must have.
-            deadline: Requests with smaller numbers go first; equal ones in order of submission.
-
-        Returns:
-            The future body. ``cancel()`` works until the request starts.
+        Local stores, and caches with the bytes in memory, answer within this call. Requests with a smaller
+        ``deadline`` go first; equal ones in order of submission.
         """
         if isinstance(store, ScheduledStore):
             body = store.get_at_hand(path, byte_range, etag=etag)
@@ -89,17 +75,15 @@ class Fetcher:
         deadline: int = 0,
         repeatable_bytes: int = 0,
     ) -> Future[_T]:
-        """Make requests to a store.
+        """Make requests to a store, and return what ``request`` returns. It runs within this call if the
+        store is local.
 
         Args:
-            store: Store to read. ``request`` runs within this call if the store is local.
+            store: Store to read.
             request: Called with a store that reads like ``store``, and reports its attempts to the fetcher.
             deadline: As in :meth:`submit`.
             repeatable_bytes: About how many bytes ``request`` reads, if a second run beside a late first one
                 does no harm; 0 if it must not run twice.
-
-        Returns:
-            What ``request`` returns.
         """
         if store.is_local:
             return _answered(lambda: request(store))
@@ -118,7 +102,7 @@ class Fetcher:
 
     def _drain(self) -> None:
         """Let requests in flight end: a thread inside a client must not outlive the interpreter."""
-        self._pools.get().close(_EXIT_GRACE)
+        self._pools.get().close(grace=5.0)
 
 
 def abandon(answer: Future[Any]) -> None:
@@ -141,8 +125,11 @@ def _answered(function: Callable[[], _T]) -> Future[_T]:
 _fetchers: PerProcess[Fetcher] = PerProcess()
 
 
-def shared_fetcher(max_in_flight: int = _DEFAULT_IN_FLIGHT, *, hedged_share: float = HEDGED_SHARE) -> Fetcher:
-    """Return the one fetcher of this process with these options. Do not close it: others use it too."""
+def shared_fetcher(max_in_flight: int = 48, *, hedged_share: float = HEDGED_SHARE) -> Fetcher:
+    """Return the one fetcher of this process with these options. Do not close it: others use it too.
+
+    Clients open a few more sockets than ``max_in_flight``; by default, they stay below 64.
+    """
     return _fetchers.map(
         (max_in_flight, hedged_share), lambda: Fetcher(max_in_flight, hedged_share=hedged_share)
     )

@@ -31,10 +31,6 @@ class LatencyModel:
     unchanged from a larger size, whose requests take longer; in proportion to the size from a smaller one,
     which is too much by the time to the first byte. If a tenth of all answers is slow, slow is usual, and no
     request is late.
-
-    Args:
-        late: Times the median.
-        floor: Seconds more.
     """
 
     def __init__(self, late: float = _LATE, floor: float = _FLOOR) -> None:
@@ -50,9 +46,7 @@ class LatencyModel:
         return cls(_LATE_FIRST_BYTE, _FLOOR_FIRST_BYTE)
 
     def observe(self, size: int, seconds: float) -> bool:
-        """Learn from a request of ``size`` bytes that was answered; return True if more requests may be
-        late than before.
-        """
+        """Learn from an answer; return True if more requests may be late than before."""
         kind = size.bit_length()
         recent, ordered = self._seen.setdefault(kind, (deque(), []))
         if len(recent) == _REMEMBERED:
@@ -103,7 +97,6 @@ class HedgeBudget:
         self.earned = min(self.earned + self._share * size, self._spent + _MOST_SAVED)
 
     def can_spend(self, size: int) -> bool:
-        """Return whether ``size`` bytes may be requested again."""
         return self._spent + size <= max(self.earned, self._allowance)
 
     def spend(self, size: int) -> None:

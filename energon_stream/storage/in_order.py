@@ -14,13 +14,11 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 PIECE_BYTES = 8 << 20
-_AHEAD = 8
 
 
 def in_order(futures: Iterable[Future[_R]], limit: int) -> Generator[_R, None, None]:
-    """Yield results in order. Takes a future, which starts it, while fewer than ``limit`` wait.
-
-    Closing the iterator cancels futures that have not begun.
+    """Yield results in order. Takes a future, which starts it, while fewer than ``limit`` wait; closing the
+    iterator cancels futures that have not begun.
     """
     waiting: deque[Future[_R]] = deque()
     try:
@@ -57,13 +55,9 @@ def ordered_map(function: Callable[[_T], _R], items: Iterable[_T], workers: int)
 def stream_object(
     store: Store, path: str, piece: int = PIECE_BYTES, *, etag: str | None = None
 ) -> Iterator[memoryview]:
-    """Yield an object in pieces of ``piece`` bytes, all of one version.
+    """Yield an object in pieces of ``piece`` bytes, all of the version ``etag``, or of the one at first.
 
-    Up to 8 pieces of a remote object are requested ahead. ``etag`` is the version; None for the one at the
-    first request.
-
-    Raises ObjectNotFoundError if there is no such object, and ObjectChangedError if the object was replaced
-    while it was read.
+    Raises ObjectNotFoundError if there is no such object, and ObjectChangedError if it was replaced.
     """
     meta = store.head(path)
     version = etag or meta.etag
@@ -72,5 +66,5 @@ def stream_object(
         fetcher.submit(store, path, ByteRange(start, min(start + piece, meta.size)), etag=version)
         for start in range(0, meta.size, piece)
     )
-    for body in in_order(requests, 1 if store.is_local else _AHEAD):
+    for body in in_order(requests, 1 if store.is_local else 8):
         yield body.data

@@ -25,9 +25,7 @@ class ConcurrencyLimit:
         self._ignored = 0
 
     def observe(self, *, rejected: bool, in_flight: int) -> None:
-        """Learn from an answer: whether the store asked for fewer requests, and how many were in flight, this
-        one included.
-        """
+        """Learn from an answer to one of ``in_flight`` requests: whether the store rejected it."""
         if self._ignored:  # it was in flight before the limit shrank, and says nothing about the new limit
             self._ignored -= 1
             return

@@ -23,15 +23,13 @@ from energon_stream.storage._answers import object_changed, short_body
 from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.urls import local_path
 
-_MAX_MAPS = 64
-
 
 class LocalStore:
-    """A folder (or a file, as path ``""``) of the local file system; see ``Store`` for the methods.
+    """A folder (or a file, as path ``""``) of the local file system.
 
-    Bodies are read-only views of memory maps. The store remembers a bounded number of maps; a view keeps its
-    own map alive. Every read checks the file's identity, so a replaced file is never read from an old map. Do
-    not shorten a file in place while views of it live: reading them would kill the process.
+    Bodies are read-only views of memory maps, which they keep alive. Every read checks the file's identity,
+    so a replaced file is never read from an old map. Do not shorten a file in place while views of it live:
+    reading them would kill the process.
 
     Example:
         >>> store = LocalStore("captions/.nv-meta")
@@ -44,7 +42,7 @@ class LocalStore:
     def __init__(self, root: str) -> None:
         self.url: str = local_path(root)
         # lru_cache has no lock in Python, so a fork cannot leave one locked.
-        self._map = lru_cache(maxsize=_MAX_MAPS)(_map_file)
+        self._map = lru_cache(maxsize=64)(_map_file)
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         view, version = self._view(path, etag)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import RangeError, UnsupportedStoreError
@@ -24,7 +23,7 @@ T = TypeVar("T")
 
 
 class ManagedStore(ScheduledStore):
-    """Adds retries, counters and fork safety to a store; see ``Store`` for the methods.
+    """Adds retries, counters and fork safety to a store.
 
     ``factory`` opens the wrapped store, once in each process. ``counters`` default to the process's.
     Stores with the same ``contact_key`` share what the process knows of the server.
@@ -42,9 +41,7 @@ class ManagedStore(ScheduledStore):
         self._policy = policy
         self._counters = counters
         self._stores: PerProcess[Store] = PerProcess(factory)
-        self.url: str = (
-            self._stores.get().url
-        )  # this reports unusable options now instead of at the first read
+        self.url: str = self._stores.get().url  # this reports unusable options now, not at the first read
         self._contact_key = contact_key
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
@@ -75,8 +72,7 @@ class ManagedStore(ScheduledStore):
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         """List all objects below a folder. A listing is retried as a whole and counts once."""
-        by_path = attrgetter("path")
-        return iter(self._run("list", prefix, lambda store: sorted(store.list(prefix), key=by_path)))
+        return iter(self._run("list", prefix, lambda store: sorted(store.list(prefix), key=lambda e: e.path)))
 
     def put(self, path: str, data: bytes) -> None:
         self._run("put", path, lambda store: store.put(path, data))

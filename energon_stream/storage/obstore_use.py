@@ -40,28 +40,22 @@ def obstore_usable() -> bool:
 def run_forkable(function: Callable[..., T], *args: Any) -> T:
     """Call ``function(*args)`` so that this process may fork workers afterwards, if it may now.
 
-    That takes a child; see :func:`~energon_stream.fork.run_isolated`. Where this process has started obstore
-    already, nothing is gained by one, and the child could not use obstore.
+    That takes a child, except where this process has started obstore already: then it gains nothing by one,
+    and the child could not use obstore.
     """
     return function(*args) if obstore_started() else run_isolated(function, *args)
-
-
-_M_ARENA_MAX = -8  # glibc's malloc.h
-_ARENAS = 2
 
 
 @functools.cache
 def share_arenas() -> None:
     """Let all threads of this process share two of glibc's arenas, unless the user has set their number.
 
-    Call this before the threads start: arenas that exist remain. On other systems it does nothing.
-
-    By default, glibc makes one arena per thread, up to eight per core. Each keeps up to twice the largest
-    block that was freed from it, which another thread's next block cannot use. With 64 threads that read
-    blocks of some MB, that was 75 to 110 MiB beside a budget of 256 MiB, and more on more cores. Sharing
-    reuses this memory, and saves a third of the page faults.
+    Call this before the threads start: arenas that exist remain. By default, glibc makes one arena per
+    thread, up to eight per core. Each keeps up to twice the largest block that was freed from it, which
+    another thread's next block cannot use. With 64 threads that read blocks of some MB, that was 75 to 110
+    MiB beside a budget of 256 MiB, and more on more cores. Sharing also saves a third of the page faults.
     """
     if "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", ""):
         return
     with contextlib.suppress(AttributeError, OSError, TypeError):  # a C library without mallopt
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
+        ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX of glibc's malloc.h

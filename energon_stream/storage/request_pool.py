@@ -15,10 +15,6 @@ from typing import Any
 from energon_stream.storage.attempts import AnswerUnwanted, AttemptListener
 from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler, RequestTask
 
-_LEAST_THREADS = 256
-"""Threads that may be started on any pool. Tasks that wait for their next attempt have no slot, but a thread:
-a store that is down must not hold up the requests to other stores."""
-
 
 class PoolAnswer(Future[Any]):
     """The future answer of a request. An unwanted one makes no further attempt."""
@@ -49,9 +45,8 @@ class _PoolRun(RequestRun[_PoolTask], AttemptListener):
         return self.task.size if self.is_second else 0
 
     def begin(self) -> None:
-        """Begin an attempt; after a back-off, wait for a slot.
-
-        Raises AnswerUnwanted if another run was faster, or the answer was abandoned.
+        """Begin an attempt; after a back-off, wait for a slot. Raises AnswerUnwanted if another run was
+        faster, or the answer was abandoned.
         """
         pool, task = self._pool, self.task
         self.is_reading = False
@@ -67,12 +62,10 @@ class _PoolRun(RequestRun[_PoolTask], AttemptListener):
             pool.scheduler.begin(self, time.monotonic())
 
     def answered(self) -> bool:
-        """Note that the first bytes of an answer arrived; returns whether the rest is wanted."""
         with self._pool.lock:
             return self._pool.scheduler.answered(self, time.monotonic())
 
     def end(self, error: BaseException | None) -> None:
-        """End an attempt, and learn from it."""
         with self._pool.granting:
             self._pool.scheduler.end(self, error, time.monotonic())
 
@@ -108,8 +101,7 @@ class _Granting:
 
 
 class RequestPool:
-    """Runs tasks on threads that are started as they are needed, at most as many at a time as there are
-    slots.
+    """Runs tasks on threads, at most as many at a time as there are slots.
 
     A task holds its slot while it runs, except:
 
@@ -131,16 +123,18 @@ class RequestPool:
         self._threads: set[threading.Thread] = set()
         self._threads_to_start: list[Callable[[], None]] = []  # targets of threads to start
         self._workers = self._idle = 0
-        self._max_workers = max(_LEAST_THREADS, 2 * max_in_flight + self.scheduler.max_hedges)
+        # Tasks that wait for their next attempt have no slot, but a thread: a store that is down must not
+        # hold up the requests to other stores.
+        self._max_workers = max(256, 2 * max_in_flight + self.scheduler.max_hedges)
         self._signals: SimpleQueue[bool] = SimpleQueue()  # to the watcher: whether to go on
         self._has_watcher = False
 
     def submit(self, function: Callable[[AttemptListener], Any], deadline: int, size: int) -> Future[Any]:
-        """Run ``function`` as soon as a slot is free and nothing more urgent waits: smaller deadlines go
-        first, equal ones in order of submission.
+        """Run ``function`` as soon as a slot is free and nothing more urgent waits.
 
-        Its argument hears of the attempts that it makes.
-        ``size`` is the number of bytes that it reads, if it may run a second time beside the first; else 0.
+        Smaller deadlines go first, equal ones in order of submission. Its argument hears of the attempts that
+        it makes. ``size`` is the number of bytes that it reads, if it may run a second time beside the first;
+        else 0.
         """
         with self.granting:
             task = _PoolTask(size, function=function)

@@ -21,9 +21,6 @@ _MOST_REPEATS = 2  # if one answer in fifty is late, one late request in fifty h
 
 STALLED = 20.0
 """Seconds after which even a request whose budget is used up is repeated: its answer may trickle."""
-_TRICKLE = 32 << 10
-"""Bytes a second. A slower answer is a trickle while nothing is known of the store's speed."""
-_FAR_TOO_LATE = 4.0  # times the time after which a request is late
 
 
 @dataclass(slots=True, eq=False)
@@ -70,17 +67,8 @@ class RequestScheduler(Generic[T]):
 
     A free slot goes to the most urgent task, which holds it until :meth:`release`, and not between two
     attempts. Call :meth:`grant` after everything that may free a slot. The caller's clock gives all times.
-
-    Args:
-        max_in_flight: Slots; fewer while the store rejects many requests.
-        hedged_share: As for :class:`Fetcher`.
-        repeat: Starts a second run of a task.
-        wake: Called with the time for the next :meth:`look`, when that is sooner than it returned.
-
-    Attributes:
-        budget: Bytes that may be requested again.
-        is_closing: Whether tasks that return get a slot at once, and no late request is repeated.
-        max_hedges: Most second requests at a time.
+    ``repeat`` starts a second run of a task. ``wake`` is called with the time for the next :meth:`look`, when
+    that is sooner than it returned.
     """
 
     def __init__(
@@ -91,8 +79,8 @@ class RequestScheduler(Generic[T]):
         wake: Callable[[float], None],
     ) -> None:
         self.budget: HedgeBudget = HedgeBudget(hedged_share)
-        self.is_closing: bool = False
-        self.max_hedges: int = max(1, max_in_flight // 3)
+        self.is_closing: bool = False  # tasks that return get a slot at once, and none is repeated
+        self.max_hedges: int = max(1, max_in_flight // 3)  # second requests at a time
         self._max_stalled = self.max_hedges + 2 * max_in_flight
         self._limiter = ConcurrencyLimit(max_in_flight)
         self._busy = 0  # slots taken
@@ -126,10 +114,7 @@ class RequestScheduler(Generic[T]):
         return [task for _, task in waiting]
 
     def grant(self, has_thread: bool = True) -> T | None:
-        """Give a free slot to the most urgent task, and return the task, or None.
-
-        A task that never had a slot waits until there is a thread for it.
-        """
+        """Give a free slot to the most urgent task, and return it, or None. A fresh task needs a thread."""
         if self._busy >= self._limiter.limit and not self.is_closing:
             return None
         queue, fresh = self._returning, self._fresh
@@ -143,7 +128,6 @@ class RequestScheduler(Generic[T]):
         return task
 
     def release(self, task: T) -> None:
-        """Free a task's slot, if it has one."""
         if task.has_slot:
             task.has_slot = False
             self._busy -= 1
@@ -151,7 +135,7 @@ class RequestScheduler(Generic[T]):
     # Attempts
 
     def begin(self, run: RequestRun[T], now: float) -> bool:
-        """Begin an attempt. Returns False if it must wait: call this again when the task was granted a slot.
+        """Begin an attempt; return False if the task must be granted a slot first, and this called again.
 
         Raises AnswerUnwanted if another run was faster.
         """
@@ -259,9 +243,7 @@ class RequestScheduler(Generic[T]):
         self._wake(look_at)
 
     def _late_after(self, task: T, watched: _Watched) -> float:
-        """Return the seconds after which the first or last bytes of an attempt are late; infinite if unknown
-        or repeated often enough.
-        """
+        """Return the seconds after which an attempt's first or last bytes are late, if it may be repeated."""
         if watched.repeats >= _MOST_REPEATS:
             return math.inf
         to_end = self._to_end.late_after(task.size)
@@ -270,8 +252,6 @@ class RequestScheduler(Generic[T]):
         return min(to_end, self._to_first_byte.late_after(_ANY_SIZE), self._to_first_byte.early)
 
     def _stalls_after(self, task: T) -> float:
-        """Return the seconds after which an attempt at a task stalls."""
+        """Return the seconds after which an attempt at a task stalls: it is far too late, or trickles."""
         late_after = self._to_end.late_after(task.size)
-        if late_after == math.inf:
-            return STALLED + task.size / _TRICKLE
-        return max(STALLED, _FAR_TOO_LATE * late_after)
+        return STALLED + task.size / (32 << 10) if late_after == math.inf else max(STALLED, 4.0 * late_after)

@@ -28,21 +28,13 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 DEADLINE_VARIABLE = "ENERGON_STREAM_RETRY_DEADLINE"
-"""Environment variable: seconds for which failing requests are tried again."""
-
 _DEADLINE = 300.0
-_PATIENCE = 4.0  # a server that restarts takes about three seconds
-_MOST_RANGE_ATTEMPTS = 4  # of a range that the object, by the store's word, does not have
 
 
 def retry_deadline(asked: float | None = None) -> float:
     """Return the seconds for which failing requests are tried again.
 
-    Args:
-        asked: The user's choice; None for the environment variable ``ENERGON_STREAM_RETRY_DEADLINE``, or 300.
-
-    Raises:
-        ConfigError: The choice or the variable is negative or not a number.
+    Without the user's choice, the environment's counts, or else 300. Raises ConfigError if it is impossible.
     """
     value = os.environ.get(DEADLINE_VARIABLE) or _DEADLINE if asked is None else asked
     source = DEADLINE_VARIABLE if asked is None else "retry_deadline"
@@ -78,33 +70,18 @@ class RetryPolicy:
         [0.002, 0.008, 0.032]
     """
 
-    deadline: float = _DEADLINE  # seconds from a request's first failure to its last attempt
-    # the same, if the store gives bad answers, or is unknown; then from the request's start
-    patience: float = _PATIENCE
-    attempts: int | None = None  # most attempts in all, the first included; None for any number
-    base_delay: float = 0.002  # upper bound of the first wait, in seconds
-    max_delay: float = 5.0  # upper bound of any wait, in seconds
-    # Returns uniform numbers in ``[0, 1)``. Not the global generator, whose draws belong to the user.
+    deadline: float = _DEADLINE
+    patience: float = 4.0  # a server that restarts takes about three seconds
+    attempts: int | None = None
+    base_delay: float = 0.002
+    max_delay: float = 5.0
     jitter: Callable[[], float] = field(default=random.SystemRandom().random, repr=False)
     # waits for a number of seconds; None waits until then or until the store answers again
     sleep: Callable[[float], None] | None = field(default=None, repr=False)
 
-    def longest_wait(self, retry: int) -> float:
-        """Return the upper bound of the wait before a retry, in seconds; retries count from 1."""
-        # The bound is far beyond any wait, and the power of a thousand retries would overflow.
-        return min(self.max_delay, self.base_delay * 4.0 ** min(retry - 1, 60))
-
     def run(self, function: Callable[[int], T], contact: Contact | None = None) -> T:
-        """Call ``function(attempt)``, attempts counted from 0, until it succeeds.
-
-        Args:
-            function: Makes one attempt.
-            contact: The contact with the store; None for a store that is known.
-
-        Raises:
-            TransientStorageError: The last attempt failed too; the message says how many there were.
-            BadAnswerError: The answers made no sense until the end.
-            RangeError: Some answers agree that the object has no such bytes.
+        """Call ``function(attempt)``, attempts counted from 0, until it succeeds; raise the last attempt's
+        error. Without ``contact``, the store is known.
         """
         started = time.monotonic()
         failures: RequestFailures | None = None
@@ -156,13 +133,7 @@ class RequestFailures:
     _waited: float = 0.0
 
     def add(self, failure: StorageError, now: float, *, is_known: bool = True) -> float | None:
-        """Note a failed attempt; return the seconds to wait before the next one, or None to give up.
-
-        Args:
-            failure: Its error.
-            now: The time.
-            is_known: Whether the store is known to exist.
-        """
+        """Note a failed attempt; return the seconds to wait before the next one, or None to give up."""
         policy = self.policy
         self.count += 1
         is_transient = isinstance(failure, TransientStorageError)
@@ -172,10 +143,12 @@ class RequestFailures:
         begin = self.since if is_known or not is_transient else self.started
         self.spent = max(now - begin, self._waited)
         most = math.inf if policy.attempts is None else policy.attempts
-        if isinstance(failure, RangeError):
-            most = min(most, _MOST_RANGE_ATTEMPTS)
+        if isinstance(failure, RangeError):  # the object, by the store's word, does not have the bytes
+            most = min(most, 4)
         if self.spent >= self.limit or self.count >= most:
             return None
-        delay = min(policy.jitter() * policy.longest_wait(self.count), self.limit - self.spent)
+        # The exponent is far beyond any wait, and the power of a thousand retries would overflow.
+        longest = min(policy.max_delay, policy.base_delay * 4.0 ** min(self.count - 1, 60))
+        delay = min(policy.jitter() * longest, self.limit - self.spent)
         self._waited += delay
         return delay

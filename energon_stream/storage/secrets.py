@@ -14,11 +14,10 @@ _SECRET_NAMES = re.compile(
     r"key|secret|token|password|signature|connection_string|authorization|cookie|sig$", re.I
 )
 _SECRET_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN")
-_SHORTEST_SECRET = 8  # characters; to remove shorter ones would remove common words from messages
 
 
 def secrets_in(url: str, options: Mapping[str, Any]) -> frozenset[str]:
-    """Return the secrets of a store's URL, options and environment, which messages must not contain."""
+    """Return the secrets of a store's URL, options and environment."""
     found = {os.environ.get(name, "") for name in _SECRET_VARIABLES}
     found.update(_secret_values(options))
     query = url.partition("?")[2]
@@ -28,7 +27,8 @@ def secrets_in(url: str, options: Mapping[str, Any]) -> frozenset[str]:
     if mark:
         found.update((user, *user.split(":")))
     found |= {unquote(secret) for secret in found}
-    return frozenset(secret for secret in found if len(secret) >= _SHORTEST_SECRET)
+    # To remove shorter ones would remove common words from messages.
+    return frozenset(secret for secret in found if len(secret) >= 8)
 
 
 def _secret_values(options: Mapping[Any, Any]) -> Iterator[str]:

@@ -2,12 +2,9 @@
 
 To add a store, implement :class:`Store`, raise the errors of ``energon_stream.errors`` (``_answers.py`` maps
 HTTP answers to them), and name it in the table of ``transports.py``, or call ``register_store`` from outside.
-Test it with ``energon_stream.testing.store_suite.StoreConformance``. Retries, counters, concurrency and
-second requests are added above: :class:`~energon_stream.storage.managed.ManagedStore` and
-:class:`~energon_stream.storage.fetcher.Fetcher` wrap every remote store.
-
-A store that can drop an answer between its header and its body, or has bytes at hand without a request,
-inherits :class:`~energon_stream.storage.attempts.ScheduledStore`.
+Test it with ``energon_stream.testing.store_suite.StoreConformance``. ``managed.py`` and ``fetcher.py`` add
+retries, counters, concurrency and second requests. A store that can drop an answer between its header and its
+body, or has bytes at hand without a request, inherits ``ScheduledStore``.
 """
 
 from __future__ import annotations
@@ -35,12 +32,11 @@ class ByteRange:
 class ObjectMeta:
     """Metadata of an object."""
 
-    size: int  # length in bytes
+    size: int
     # Version of the content, spelled as the store spells it, quotes included; None if the store has no
     # versions. Local files have one made of inode, size and modification time.
     etag: str | None
-    # time when the content was written, with a time zone; None if unknown
-    last_modified: datetime | None = field(default=None, compare=False)
+    last_modified: datetime | None = field(default=None, compare=False)  # with a time zone; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +51,9 @@ class ListEntry:
 class Body:
     """Bytes of an object, or of a range of it."""
 
-    data: memoryview  # The bytes. It may be a view; then it keeps the viewed memory alive.
-    etag: str | None  # content version that the answer named, or None
-    total_size: int | None  # length of the whole object in bytes, or None if the answer did not tell
+    data: memoryview  # keeps the viewed memory alive
+    etag: str | None  # content version that the answer named
+    total_size: int | None  # length of the whole object in bytes; None if the answer did not tell
 
 
 @runtime_checkable
@@ -77,17 +73,10 @@ class Store(Protocol):
         """True if reads are as fast as memory and need neither threads nor look-ahead."""
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
-        """Read a whole object.
+        """Read a whole object; the path ``""`` is the root object itself.
 
-        Args:
-            path: Path relative to the root; ``""`` is the root object itself.
-            etag: Content version that the object must have (sent as ``If-Match``).
-
-        Raises:
-            ObjectNotFoundError: The object, bucket or file does not exist.
-            AccessDeniedError: The store refused access.
-            ObjectChangedError: The object has another version than ``etag``.
-            TransientStorageError: A fault that another attempt may cure.
+        Raises ObjectNotFoundError if object, bucket or file do not exist, AccessDeniedError if the store
+        refuses access, and ObjectChangedError if the object has another version than ``etag``.
         """
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:

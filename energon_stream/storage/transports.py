@@ -46,28 +46,19 @@ _obstore = _lazy("_obstore", "ObstoreStore")
 _s3fs = _lazy("_s3fs", "S3fsStore")
 _fsspec = _lazy("_fsspec", "FsspecStore")
 
-_CLOUD: Mapping[str, StoreFactory] = {"obstore": _obstore, "fsspec": _fsspec}
+_OF_SCHEMES = ("gs", "gcs", "az", "abfs", "abfss", "http", "https")
 _TABLE: dict[str, Mapping[str, StoreFactory]] = {
-    "s3": {"obstore": _obstore, "fsspec": _s3fs},
-    "s3a": {"obstore": _obstore, "fsspec": _s3fs},
-    **dict.fromkeys(("gs", "gcs", "az", "abfs", "abfss", "http", "https"), _CLOUD),
+    **{scheme: {"obstore": _obstore, "fsspec": _s3fs} for scheme in ("s3", "s3a")},
+    **{scheme: {"obstore": _obstore, "fsspec": _fsspec} for scheme in _OF_SCHEMES},
 }
 """Stores by scheme and transport. ``auto`` takes the first that supports the URL and the options. Schemes
 that are not here belong to fsspec; local paths need no transport."""
 
 
-_GROUP = "energon_stream.stores"
-"""Entry points of installed packages: ``scheme = "module:factory"``."""
-
-
 @functools.cache
 def _other_stores(scheme: str) -> Mapping[str, StoreFactory]:
-    """Return the row of a scheme that is not in the table: an installed package's store, or else fsspec's.
-
-    Raises:
-        UnsupportedStoreError: The package's store cannot be imported.
-    """
-    for found in entry_points(group=_GROUP, name=scheme):
+    """Return the row of a scheme that is not in the table: an installed package's store, or else fsspec's."""
+    for found in entry_points(group="energon_stream.stores", name=scheme):
         try:
             return {"registered": found.load()}
         except (ImportError, AttributeError) as error:
@@ -175,28 +166,19 @@ class StoreSpec:
         return _unpickled, (values, _contact_key(self) in known_stores)
 
     def join(self, relative: str) -> StoreSpec:
-        """Return the store of a path below this one, or of ``relative`` itself if that is absolute.
-
-        A local path gets no storage options.
-        """
+        """Return the store of a path below this one, or of ``relative`` itself if that is absolute."""
         url = join_url(self.url, relative)
-        options = None if is_local(url) else self.storage_options
-        return replace(self, url=url, storage_options=options)
+        return replace(self, url=url, storage_options=None if is_local(url) else self.storage_options)
 
     def open(self, *, policy: RetryPolicy | None = None, counters: StorageCounters | None = None) -> Store:
         """Open the store. This makes no request.
 
-        A remote store retries and counts. All stores of one bucket with equal options share one client, which
-        belongs to the process that makes the requests.
+        A remote store retries by ``policy``, by default with the deadline of the store, and counts in
+        ``counters``, by default the process's. All stores of one bucket with equal options share one client,
+        which belongs to the process that makes the requests.
 
-        Args:
-            policy: Retries; default ``RetryPolicy()`` with the deadline of the store.
-            counters: Counters of the requests; by default, the process's.
-
-        Raises:
-            ConfigError: Storage options for a local path, or an impossible deadline of retrying.
-            UnsupportedStoreError: No transport for the scheme, or the requested transport cannot honour an
-                option.
+        Raises ConfigError if a local path has storage options, or the deadline is impossible, and
+        UnsupportedStoreError if no transport, or not the requested one, can open the URL with the options.
         """
         if is_local(self.url):
             if self.storage_options:
@@ -210,20 +192,13 @@ class StoreSpec:
         return store if self.through is None else self.through(store)
 
 
-_ENDPOINT_VARIABLES = (
-    "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3",
-    "AZURE_STORAGE_CONNECTION_STRING",
-    "GOOGLE_BASE_URL",
-    "STORAGE_EMULATOR_HOST",
-)
-
-
 def _contact_key(spec: StoreSpec) -> str:
     """Return a name for bucket, server and credentials of a store, in which nothing of them can be read."""
     scheme, _, rest = spec.url.partition("://")
     options = json.dumps(dict(spec.storage_options or {}), sort_keys=True, default=repr)
-    parts = scheme, rest.partition("/")[0], options, *map(os.environ.get, _ENDPOINT_VARIABLES)
+    variables = ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AZURE_STORAGE_CONNECTION_STRING"]
+    variables += ["GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST"]
+    parts = scheme, rest.partition("/")[0], options, *map(os.environ.get, variables)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 

@@ -56,67 +56,50 @@ class AugmentTaskEncoder(
 
     @property
     def __default_failure_tolerance__(self) -> int:  # type: ignore[override]
-        """Taken from the inner encoder."""
         return self._task_encoder.__default_failure_tolerance__
 
     @property
     def decoder(self) -> FileStoreDecoder | None:  # type: ignore[override]
-        """Taken from the inner encoder."""
         return self._task_encoder.decoder
 
     @property
     def cookers(self) -> Sequence[Cooker[Any]]:  # type: ignore[override]
-        """Taken from the inner encoder."""
         return self._task_encoder.cookers
 
     def _hook_function(self, name: str) -> Callable[..., Any]:
         """Return the derived class's function, else the inner encoder's (with its marks)."""
-        return (
-            super()._hook_function(name)
-            if super()._hook_overridden(name)
-            else self._task_encoder._hook_function(name)
-        )
+        is_own = super()._hook_overridden(name)
+        return super()._hook_function(name) if is_own else self._task_encoder._hook_function(name)
 
     def _hook_overridden(self, name: str) -> bool:
-        """Return True if the derived class or the inner encoder overrides a hook."""
         return super()._hook_overridden(name) or self._task_encoder._hook_overridden(name)
 
     def _hook_does_nothing(self, hook: str) -> bool:
-        """Return True if calling a hook would change nothing."""
         return not super()._hook_overridden(hook) and self._task_encoder._hook_does_nothing(hook)
 
     def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[Any], aux: Mapping[str, Any]) -> Any:
-        """Call the inner encoder's hook."""
         return self._task_encoder.cook_crude_sample(sample, cooker, aux)
 
     def encode_sample(self, sample: T_sample) -> T_encoded_sample | Iterator[T_encoded_sample]:
-        """Call the inner encoder's hook."""
         return self._task_encoder.encode_sample(sample)
 
     def preencode_sample(self, sample: Any) -> Any:
-        """Call the inner encoder's hook."""
         return self._task_encoder.preencode_sample(sample)
 
     def postencode_sample(self, sample: Any) -> Any:
-        """Call the inner encoder's hook."""
         return self._task_encoder.postencode_sample(sample)
 
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """Call the inner encoder's hook."""
         return self._task_encoder.select_samples_to_pack(samples)
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """Call the inner encoder's hook."""
         return self._task_encoder.pack_selected_samples(samples)
 
     def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
-        """Call the inner encoder's hook."""
         return self._task_encoder.batch_group_criterion(sample)
 
     def batch(self, samples: list[Any]) -> T_raw_batch:
-        """Call the inner encoder's hook."""
         return self._task_encoder.batch(samples)
 
     def encode_batch(self, batch_data: T_raw_batch) -> T_batch | Iterator[T_batch]:
-        """Call the inner encoder's hook."""
         return self._task_encoder.encode_batch(batch_data)

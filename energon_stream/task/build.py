@@ -85,22 +85,17 @@ class PipelineBuilder:
     cook_crude_sample: Callable[..., Any]
 
     def _hook_function(self, name: str) -> Callable[..., Any]:
-        """Return the function that runs for a hook."""
-        function: Callable[..., Any] = getattr(self, name)
-        return function
+        return getattr(self, name)  # type: ignore[no-any-return]
 
     def _hook_overridden(self, name: str) -> bool:
-        """Return True if a hook's function is not the library's own.
-
-        Functions are compared, not names: a lambda on the class or an attribute of the instance counts too.
-        """
+        """Return whether a hook's function, on the class or the instance, is not the library's own."""
         found = getattr(self, name)
         function = getattr(found, "__func__", found)
         own = [vars(cls).get(name) for cls in type(self).__mro__ if "_has_library_hooks" in vars(cls)]
         return all(function is not candidate for candidate in own)
 
     def _hook_does_nothing(self, hook: str) -> bool:
-        """Return True if calling a hook would change nothing, so that the pipeline can leave it out."""
+        """Return whether calling a hook would change nothing, so that the pipeline can leave it out."""
         return not self._hook_overridden(hook)
 
     def build_train_datasets(
@@ -140,7 +135,7 @@ class PipelineBuilder:
             self,
             datasets,
             worker_config,
-            _repeated_blend if endless else BlendDataset,
+            (lambda *pairs: RepeatDataset(BlendDataset(*pairs))) if endless else BlendDataset,
             batch_size=batch_size,
             batch_drop_last=batch_drop_last,
             packing_buffer_size=packing_buffer_size,
@@ -164,7 +159,7 @@ class PipelineBuilder:
             self,
             datasets,
             worker_config,
-            _concatenated,
+            lambda *pairs: ConcatDataset(*(dataset for dataset, _ in pairs)),
             batch_size=batch_size,
             batch_drop_last=batch_drop_last,
             packing_buffer_size=packing_buffer_size,
@@ -206,14 +201,13 @@ class PipelineBuilder:
         hook = self._hook_function("cook_crude_sample")
         pure = get_stateless(hook) and all(get_stateless(candidate.cook) for candidate in self.cookers)
         cook: Callable[[Any], Any] = self._cook_if_crude
-        ahead = None
-        if subflavors is not None or get_primary_aux is not None or aux is not None:
-            primary = None
+        ahead = primary = None
+        if subflavors is None and get_primary_aux is None and aux is None:
+            ahead = clips_ahead(self.cookers, dataset)
+        else:
             if get_primary_aux is not None and any(each.need_primary for each in self.cookers):
                 primary = get_primary_aux()
             cook = partial(self._cook_if_crude, subflavors=subflavors, primary=primary, aux=aux)
-        else:
-            ahead = clips_ahead(self.cookers, dataset)
         return MapDataset(
             dataset,
             cook,
@@ -230,7 +224,6 @@ class PipelineBuilder:
         primary: FileStore[Any] | None = None,
         aux: Mapping[str, FileStore[Any]] | None = None,
     ) -> Any:
-        """Cook a crude sample with the first cooker that matches; others pass through."""
         if not isinstance(sample, CrudeSample):
             return sample
         if primary is not None or aux is not None:
@@ -244,10 +237,7 @@ class PipelineBuilder:
     def build_encode_sample(
         self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None
     ) -> SavableDataset[Any]:
-        """Add ``encode_sample`` or ``preencode_sample``, if it is overridden.
-
-        Raises ConfigError if the encoder overrides ``encode_sample`` and one of the other two.
-        """
+        """Add ``encode_sample`` or ``preencode_sample``, if it is overridden."""
         halves = [name for name in ("preencode_sample", "postencode_sample") if self._hook_overridden(name)]
         if halves and self._hook_overridden("encode_sample"):
             raise ConfigError(
@@ -265,17 +255,13 @@ class PipelineBuilder:
         batch_drop_last: bool = False,
         packing_buffer_size: int | None = None,
     ) -> SavableDataset[Any]:
-        """Add packing or ``postencode_sample``, then batching and ``encode_batch``.
-
-        Raises ConfigError if the hooks and arguments do not fit together.
-        """
-        readers = [reader for _, reader in find_readers(dataset)]
-        if any(reader.packing is not None for reader in readers):
+        """Add packing or ``postencode_sample``, then batching and ``encode_batch``."""
+        if any(reader.packing is not None for _, reader in find_readers(dataset)):
             dataset = _packed(self, dataset, None, worker_config)
-        elif packing_buffer_size is None:
-            dataset = _map_hook(self, dataset, "postencode_sample", worker_config)
-        else:
+        elif packing_buffer_size is not None:
             dataset = _packed(self, dataset, packing_buffer_size, worker_config)
+        else:
+            dataset = _map_hook(self, dataset, "postencode_sample", worker_config)
         if self._hook_overridden("batch_group_criterion"):
             batcher = self._hook_function("batch")
             if isgeneratorfunction(unwrap(batcher)):
@@ -307,9 +293,7 @@ def _built(
     combine: Callable[..., SavableDataset[Any]],
     **batching: Any,
 ) -> SavableDataset[Any]:
-    """Add the steps that pipelines for training and validation share. ``combine`` makes one dataset of pairs
-    of a dataset and a weight.
-    """
+    """Add the steps that all pipelines share. ``combine`` takes pairs of a dataset and a weight."""
     if not datasets:
         raise ConfigError("there is no dataset", hint="pass one dataset or more in datasets=")
     if not encoder._hook_overridden("build_cook_crude_sample"):
@@ -329,14 +313,6 @@ def _built(
     dataset = cooked[0] if len(cooked) == 1 else combine(*pairs)
     encoded = encoder.build_encode_sample(dataset, worker_config=config)
     return encoder.build_batch(encoded, worker_config=config, **batching)
-
-
-def _repeated_blend(*datasets: tuple[SavableDataset[Any], float]) -> SavableDataset[Any]:
-    return RepeatDataset(BlendDataset(*datasets))
-
-
-def _concatenated(*datasets: tuple[SavableDataset[Any], float | None]) -> SavableDataset[Any]:
-    return ConcatDataset(*[dataset for dataset, _ in datasets])
 
 
 def _packed(

@@ -83,7 +83,7 @@ def _clips_of(cooker: Cooker[Any]) -> ClipsOf | None:
 
 
 def begin_clips_of(cookers: Sequence[Cooker[Any]], samples: Sequence[Any]) -> None:
-    """Begin to fetch the clips of samples, whose stores then hand out files with these bytes."""
+    """Begin to fetch the clips of samples, whose stores then hand out files that have them."""
     wanted: list[Callable[[], tuple[AVDecoder, Clips]]] = []
     begun: list[tuple[CrudeSample, dict[str, dict[str, _FileAhead]]]] = []
     for sample in samples:

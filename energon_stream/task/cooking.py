@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from energon_stream.media.av import Clips
     from energon_stream.pipeline.leaf import Leaf
 
-_NO_STORES = AuxStores()
-
 T_co = TypeVar("T_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
 ClipsOf: TypeAlias = "Callable[[CrudeSample], Mapping[str, Mapping[str, Clips]]]"
@@ -177,10 +175,9 @@ def check_cookers(cookers: Sequence[Cooker[Any]], leaves: Iterable[Leaf]) -> Non
 def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]:
     """Return the keyword arguments of a cooker: stores by name, and what :func:`cooker` asks for.
 
-    Raises ConfigError if the cooker asks for ``primary``, and the sample's dataset cannot look up names; and
-    the error of the cooker's ``clips``, if it had one.
+    Raises ConfigError if the sample has no ``primary`` that the cooker needs, and the error of its ``clips``.
     """
-    stores: AuxStores = sample.stores or _NO_STORES
+    stores: AuxStores = sample.stores or AuxStores()
     if stores.problem is not None:
         raise stores.problem
     arguments: dict[str, Any] = dict(stores.aux)
@@ -195,8 +192,7 @@ def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]
 
 def key_in_shard(sample: CrudeSample) -> str:
     """Return a sample's key without its shard."""
-    key: str = sample["__key__"]
-    return key.removeprefix(f"{sample['__shard__']}/")
+    return str(sample["__key__"]).removeprefix(f"{sample['__shard__']}/")
 
 
 def check_parameters(cook: Callable[..., Any], given: frozenset[str], where: str) -> None:

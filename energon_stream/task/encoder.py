@@ -66,14 +66,8 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
     def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[Any], aux: Mapping[str, Any]) -> Any:
         """Call the cooker of a crude sample.
 
-        Args:
-            sample: The sample.
-            cooker: The cooker.
-            aux: The cooker's keyword arguments: file stores by name, and ``primary`` and ``cache`` if it asks
-                for them.
-
-        Raises:
-            ConfigError: The cooker has other parameters.
+        ``aux`` are its keyword arguments: file stores by name, and ``primary`` and ``cache`` if it asks for
+        them. Raises ConfigError if it has other parameters.
         """
         cook, names = cooker.cook, frozenset(aux)
         if parameter_problem(cook, names) is not None:
@@ -121,8 +115,7 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
     @stateless
     def batch(self, samples: list[Any]) -> T_raw_batch:
         """Make a batch. Tensors are zero-padded and stacked, other fields become lists."""
-        made: T_raw_batch = self._batch(samples, None)
-        return made
+        return self._batch(samples, None)  # type: ignore[no-any-return]
 
     @stateless
     def encode_batch(self, batch: T_raw_batch) -> T_batch | Iterator[T_batch]:
@@ -207,22 +200,18 @@ class DefaultTaskEncoder(
     @stateless
     def encode_sample(self, sample: T_sample) -> T_encoded_sample | Iterator[T_encoded_sample]:
         """Map the sample to ``encoded_sample_type``."""
-        encoded: T_encoded_sample = convert(sample, self._encoded_sample_type)
-        return encoded
+        return convert(sample, self._encoded_sample_type)  # type: ignore[no-any-return]
 
     @stateless
     def batch(self, samples: list[Any]) -> T_raw_batch:
         """Make a batch of ``raw_batch_type``."""
-        made: T_raw_batch = self._batch(samples, self._raw_batch_type or self._batch_type)
-        return made
+        return self._batch(samples, self._raw_batch_type or self._batch_type)  # type: ignore[no-any-return]
 
     @stateless
     def encode_batch(self, batch: T_raw_batch) -> T_batch | Iterator[T_batch]:
         """Map the batch to ``batch_type``."""
-        encoded: T_batch = convert(batch, self._batch_type)
-        return encoded
+        return convert(batch, self._batch_type)  # type: ignore[no-any-return]
 
     def _hook_does_nothing(self, hook: str) -> bool:
-        """Return True if calling a hook would change nothing."""
         kept = {"encode_sample": self._encoded_sample_type, "encode_batch": self._batch_type}
         return not self._hook_overridden(hook) and kept.get(hook) is None

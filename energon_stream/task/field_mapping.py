@@ -9,6 +9,7 @@ from typing import Any
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.collate import batch_list, generic_batch
 from energon_stream.samples import METADATA_FIELDS, batch_metadata
+from energon_stream.samples.sample import fields_of
 from energon_stream.samples.tensors import is_namedtuple
 
 _REQUIRED = object()
@@ -20,9 +21,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
         return dict(value)
     if is_namedtuple(value):
         return dict(value._asdict())
-    if dataclasses.is_dataclass(value):
-        return {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
-    return None
+    return fields_of(value) if dataclasses.is_dataclass(value) else None
 
 
 def _parameters(result_type: type) -> dict[str, Any] | None:
@@ -47,8 +46,7 @@ def _parameters(result_type: type) -> dict[str, Any] | None:
 
 
 def _is_metadata(name: str) -> bool:
-    # Wider than METADATA_FIELDS: older user types also have `__subflavor__`.
-    return name.startswith("__") and name.endswith("__")
+    return name.startswith("__") and name.endswith("__")  # older user types have `__subflavor__`, too
 
 
 def _construct(result_type: type, fields: Mapping[str, Any], source: Any) -> Any:
@@ -73,8 +71,7 @@ def _construct(result_type: type, fields: Mapping[str, Any], source: Any) -> Any
 def convert(value: Any, result_type: type | None) -> Any:
     """Map a sample or batch to another type by field names.
 
-    Fields that the type lacks are dropped. Metadata (``__name__``) that the value lacks is None. Raises
-    ConfigError if a required field is missing, or the value or the type has no fields.
+    Fields that the type lacks are dropped. Metadata (``__name__``) that the value lacks is None.
     """
     if result_type is None or type(value) is result_type:
         return value
@@ -92,17 +89,10 @@ def batch_samples(
     result_type: type | None,
     actions: Mapping[str, Callable[[list[Any]], Any]] | None = None,
 ) -> Any:
-    """Batch samples field by field.
+    """Batch one or more samples field by field.
 
-    Args:
-        samples: At least one sample; all have the same fields.
-        result_type: Type of the batch: a dataclass, NamedTuple or dict. If it has ``from_samples``, that is
-            called. None takes the type of the samples.
-        actions: Functions that batch a field, by its name; ``generic_batch`` does the others.
-
-    Raises:
-        ConfigError: An action or the type names a field that the samples lack.
-        SampleError: Tensors of one field cannot be stacked.
+    ``result_type`` is a dataclass, NamedTuple or dict, or None for the type of the samples. If it has
+    ``from_samples``, that is called. ``actions`` batch a field, by its name; ``generic_batch`` the others.
     """
     if result_type is None and not actions:
         return generic_batch(samples)

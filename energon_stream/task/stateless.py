@@ -42,7 +42,6 @@ class _RandomState(NamedTuple):
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Restore the states of the random generators after the block."""
     outer = _RandomState.current()
     try:
         yield
