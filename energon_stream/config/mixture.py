@@ -42,7 +42,6 @@ class LeafDataset(ReaderDataset):
 
     @property
     def subflavors(self) -> dict[str, Any]:
-        """Subflavors of each sample."""
         return self.leaves[0].subflavors or {}
 
     @property

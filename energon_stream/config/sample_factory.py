@@ -160,7 +160,6 @@ def _decode_part(decoder: FileStoreDecoder, key: str, source: SourceInfo, part: 
 
 
 def _of_sample(error: EnergonStreamError, key: str, source: SourceInfo) -> EnergonStreamError:
-    """Return an error that names the sample as well."""
     return type(error)(error.what, where=f"{source.dataset_path}: sample {key}", hint=error.hint)
 
 

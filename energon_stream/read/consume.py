@@ -94,12 +94,10 @@ class ReaderGroup:
             self.look_again = True
 
     def request(self) -> None:
-        """Make all requests that the budget admits."""
         for fetch in self.budget.admit():
             self.send(fetch)
 
     def send(self, fetch: RangeFetch) -> None:
-        """Make an admitted request."""
         fetch.send(self.fetcher)
         if self.is_shared and not fetch.is_local:
             fetch.answer.add_done_callback(self.wake)
@@ -129,27 +127,19 @@ class _Position:
 class SampleReader:
     """Reads the samples of one schedule in order, from a cursor on. ``locators`` are by leaf number."""
 
-    # Private attributes, in the order of a reference's way:
-    # _position  the consumer's place in the schedule
-    # _locating  references whose index entries are being loaded
-    # _planner   located ranges that are not planned yet
-    # _lane      planned requests that are not made yet, and the number of consumed ranges
-    # _ready     planned samples, in order
-    # _fetches   planned requests, by number, until their last sample is consumed
-    # _wide      locators of leaves whose samples may have several ranges, by leaf number
-    # _group     readers that share the budget
-
     def __init__(
         self, schedule: Schedule, cursor: Cursor, locators: Sequence[Locator], group: ReaderGroup
     ) -> None:
         self._group = group
+        # Leaves whose samples may have several ranges.
         self._wide = {leaf: locator for leaf, locator in enumerate(locators) if locator.width != 1}
         self._position = _Position(schedule, cursor)
+        # In the order of a reference's way: index entries, located ranges, planned requests.
         self._locating = Locating(schedule, cursor, locators, group.fetcher)
         self._planner = Planner(plan_limits(group.options, locators, group.readers))
-        self._ready = ReadySamples()
-        self._fetches: dict[int, RangeFetch] = {}
         self._lane = group.join(self)
+        self._ready = ReadySamples()
+        self._fetches: dict[int, RangeFetch] = {}  # by number, until their last sample is consumed
 
     def next(self) -> RawSample | None:
         """Return the next sample; None at the end of the pass.
@@ -177,7 +167,6 @@ class SampleReader:
         self._group.look_again = True
 
     def cursor(self) -> Cursor:
-        """Return the cursor after the last consumed sample."""
         return self._position.settle()
 
     @property

@@ -5,12 +5,8 @@ bytes. A dataset's first samples settle this, once for all readers: if the user 
 headers of the first sample show that a field map leaves large parts out, the first page of the index tells
 how much can be skipped. If it is at most ``max_gap`` bytes a sample, which the planner would read over
 anyway, or if the index is unusable, whole samples are read. A sample is read whole, too, if it has bytes
-that the index says nothing of, where a part may be that the index has lost.
-
-Selected parts are settled before the first samples are located. If only a field map leaves parts out, the
-first samples of a reader are read whole meanwhile, because settling takes several round trips.
-
-The decision affects traffic only. Samples, order and states are the same either way.
+that the index says nothing of, where a part may be that the index has lost. So are a reader's first samples
+while this is being settled, unless the user selected parts. Samples, order and states do not depend on it.
 """
 
 from __future__ import annotations
@@ -94,7 +90,6 @@ class PartLocator(Locator):
 
     @property
     def skips_bytes(self) -> bool:
-        """True if it is settled that parts are read."""
         return bool(self._skips)
 
     @property

@@ -66,7 +66,6 @@ class RangeStream:
         return built.getvalue()
 
     def close(self) -> None:
-        """Cancel queued requests and release received bytes."""
         self._pieces.close()
         self._piece = memoryview(b"")
 

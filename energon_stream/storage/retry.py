@@ -70,13 +70,16 @@ class RetryPolicy:
         [0.002, 0.008, 0.032]
     """
 
-    deadline: float = _DEADLINE
-    patience: float = 4.0  # a server that restarts takes about three seconds
-    attempts: int | None = None
-    base_delay: float = 0.002
+    deadline: float = _DEADLINE  # seconds from a request's first failure to its last attempt
+    # The same, if the store gives bad answers, or is unknown; then from the request's start. A server that
+    # restarts takes about three seconds.
+    patience: float = 4.0
+    attempts: int | None = None  # the first included
+    base_delay: float = 0.002  # most seconds of the first wait
     max_delay: float = 5.0
+    # Not the global generator, whose draws belong to the user.
     jitter: Callable[[], float] = field(default=random.SystemRandom().random, repr=False)
-    # waits for a number of seconds; None waits until then or until the store answers again
+    # None waits no longer than until the store answers again.
     sleep: Callable[[float], None] | None = field(default=None, repr=False)
 
     def run(self, function: Callable[[int], T], contact: Contact | None = None) -> T:

@@ -143,13 +143,9 @@ class StoreSpec:
     url: str  # local path, or any URL that fsspec or obstore can open
     # Credentials, endpoint and so on, spelled as fsspec spells them. Never printed.
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
-    # ``auto`` uses obstore for S3, GCS, Azure and HTTP if it can honour the options, and fsspec for
-    # everything else
-    transport: Transport = "auto"
-    # a layer that reads of a remote store go through, or None
-    through: StoreLayer | None = field(default=None, repr=False, compare=False)
-    # Seconds for which a request that fails is tried again, from its first failure to its last attempt. None:
-    # the environment variable ``ENERGON_STREAM_RETRY_DEADLINE``, or 300.
+    transport: Transport = "auto"  # the faster one of those that can honour the options
+    through: StoreLayer | None = field(default=None, repr=False, compare=False)  # of remote reads
+    # Seconds from a request's first failure to its last attempt; None: see :func:`retry_deadline`.
     retry_deadline: float | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

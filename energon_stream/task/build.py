@@ -55,14 +55,13 @@ class DatasetBlendMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadedDataset:
-    """A dataset with its share of a mixture; unpacks to ``(dataset, weight)``, as for ``BlendDataset``."""
+    """A dataset with its share of a mixture; unpacks to ``(dataset, weight)``, for ``BlendDataset``."""
 
-    dataset: SavableDataset[Any]  # the samples
-    weight: float | None = 1.0  # relative weight in a blend; None if repetitions decide
+    dataset: SavableDataset[Any]
+    weight: float | None = 1.0  # None if repetitions decide
     repetitions: float | None = None  # passes over the samples in one epoch; None if the weight decides
-    subflavors: Mapping[str, Any] | None = None  # subflavors of all samples, if there is one leaf
-    # stores of auxiliary data by name, if there is one leaf; None without any
-    aux: Mapping[str, FileStore[Any]] | None = None
+    subflavors: Mapping[str, Any] | None = None  # of all samples, if there is one leaf
+    aux: Mapping[str, FileStore[Any]] | None = None  # stores of auxiliary data, if there is one leaf
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.dataset, self.weight))
