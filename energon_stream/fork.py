@@ -13,7 +13,7 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 from energon_stream.errors import WorkerError
@@ -161,6 +161,29 @@ def forking() -> Iterator[None]:
                 _is_collector_paused = False
 
 
+@contextlib.contextmanager
+def signals_held(numbers: Collection[int]) -> Iterator[None]:
+    """Hold signals back while a process starts, which inherits that until it unblocks them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def pickled_error(error: BaseException) -> bytes | None:
+    """Return a pickled error; None if it cannot be pickled, or, as many, not unpickled."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)  # our own bytes
+    except Exception:
+        return None
+    return data
+
+
 def begin_child() -> None:
     """Leave the parent's objects alone from now on; see :func:`forking`."""
     gc.freeze()
@@ -235,14 +258,10 @@ def _answer(writing: int, function: Callable[..., Any], args: tuple[Any, ...]) -
 
 
 def _error_answer(error: BaseException, function: Callable[..., Any]) -> bytes:
-    text = traceback.format_exc()
-    try:
-        answer = pickle.dumps((False, error, text))
-        pickle.loads(answer)  # many exceptions can be pickled, but not unpickled
-    except Exception:
+    if pickled_error(error) is None:
         problem = f"{_name(function)} failed in the helper process: {type(error).__name__}: {error}"
-        return pickle.dumps((False, WorkerError(problem), text))
-    return answer
+        return pickle.dumps((False, WorkerError(problem), traceback.format_exc()))
+    return pickle.dumps((False, error, traceback.format_exc()))
 
 
 def _name(function: Callable[..., Any]) -> str:

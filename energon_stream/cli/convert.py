@@ -27,8 +27,7 @@ from energon_stream.write.guess import guess_dataset_yaml
 from energon_stream.write.sources.detect import KINDS
 
 if TYPE_CHECKING:
-    from energon_stream.engine.shares import Part
-    from energon_stream.engine.tasks import TaskEngine
+    from energon_stream.engine.tasks import Part, TaskEngine
     from energon_stream.write.convert import ConvertReport
     from energon_stream.write.convert_plan import ConvertPlan
 

@@ -16,7 +16,7 @@ from energon_stream.cache import CacheConfig
 from energon_stream.cli.terminal import note_json
 from energon_stream.engine.cluster import RayEngine
 from energon_stream.engine.processes import LocalEngine
-from energon_stream.engine.shares import Part
+from energon_stream.engine.tasks import Part
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG

@@ -44,7 +44,7 @@ from energon_stream.tar.scan import peek_parts
 if TYPE_CHECKING:
     from energon_stream.engine.tasks import TaskEngine
     from energon_stream.index.join_index import JoinReport
-    from energon_stream.prepare.preparation import PrepareReport
+    from energon_stream.prepare.prepare import PrepareReport
 
 _SHOWN = 2
 

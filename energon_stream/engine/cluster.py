@@ -51,7 +51,9 @@ class RayEngine(TaskEngine):
         is_ours = not _ray.is_initialized()
         if is_ours:
             try:
-                _check_reachable(self._address)
+                found = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", self._address or "")
+                if found is not None:  # Ray would try for minutes where nothing listens
+                    socket.create_connection((found[1], int(found[2])), _SECONDS_TO_CONNECT).close()
                 _ray.init(
                     address=self._address,
                     runtime_env=None if self._runtime_env is None else dict(self._runtime_env),
@@ -69,13 +71,6 @@ class RayEngine(TaskEngine):
             runner.close()
             if is_ours:
                 _ray.shutdown()
-
-
-def _check_reachable(address: str | None) -> None:
-    """Raise OSError if nothing listens at ``host:port``. Ray would try for minutes."""
-    found = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address or "")
-    if found is not None:
-        socket.create_connection((found[1], int(found[2])), _SECONDS_TO_CONNECT).close()
 
 
 class _Cluster:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.engine.tasks import Outcome, TaskEngine
 from energon_stream.errors import ConfigError, WorkerError
+from energon_stream.fork import pickled_error, signals_held
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -89,11 +90,14 @@ class _Worker:
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            context.set_forkserver_preload(_preloaded())
+            # The fork server imports once what most functions need where this process has imported PyTorch,
+            # which takes seconds. ``energon_stream.decode`` alone would import it in each process anew.
+            more = ["energon_stream.decode", "torch"] if "torch" in sys.modules else []
+            context.set_forkserver_preload([__name__, *more])
         self.connection: Connection[Any, Any]
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=_work, args=(theirs, function), daemon=True)
-        with theirs, _interrupts_held():
+        with theirs, signals_held([signal.SIGINT]):
             self.process.start()
         self.number: int | None = None
         self.is_ready = False  # it has imported the function
@@ -112,14 +116,6 @@ class _Worker:
         self.process.join()
         self.connection.close()
         return self.process.exitcode
-
-
-def _preloaded() -> list[str]:
-    """Return the modules that the fork server imports once: PyTorch takes seconds, if this process has it.
-
-    ``energon_stream.decode`` alone imports it only when it is used: in each process anew.
-    """
-    return [__name__, *(["energon_stream.decode", "torch"] if "torch" in sys.modules else [])]
 
 
 class _Processes:
@@ -179,19 +175,6 @@ class _Processes:
         return Outcome(error=WorkerError(what, hint=hint))
 
 
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back while a process starts, which inherits that."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def run_task(function: Callable[[Any], Any], task: Any) -> Outcome:
     """Run a function; return how that ended, with the traceback as a note of an error."""
     try:
@@ -204,14 +187,9 @@ def run_task(function: Callable[[Any], Any], task: Any) -> Outcome:
 
 def picklable(outcome: Outcome) -> Outcome:
     """Return an outcome that another process can read: an error that cannot be pickled becomes its text."""
-    if outcome.error is None:
+    if outcome.error is None or pickled_error(outcome.error) is not None:
         return outcome
-    try:
-        pickle.loads(pickle.dumps(outcome.error))
-    except Exception:
-        text = "".join(traceback.format_exception(outcome.error)).rstrip()
-        return Outcome(error=RuntimeError(text))
-    return outcome
+    return Outcome(error=RuntimeError("".join(traceback.format_exception(outcome.error)).rstrip()))
 
 
 def _work(connection: Connection[Any, Any], pickled: bytes) -> None:

@@ -34,13 +34,9 @@ from energon_stream.loader.observe.profile import CHANNEL, CONSUMER, counts_as
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-_MIN_SHARED = 4096
-"""Values of at least this many bytes go through shared memory; for smaller ones, the pickle is as fast."""
-
+_MIN_SHARED = 4096  # bytes of values that go through shared memory; for smaller ones, the pickle is as fast
 _ALIGN = 64
-
-_HELD_SLOTS = 3
-"""Slots of which the consumer may hold views; one of them is that of the batch which it works on."""
+_HELD_SLOTS = 3  # of which the consumer may hold views; one of them is that of the batch which it works on
 
 _parent_ends: weakref.WeakSet[Connection | socket.socket] = weakref.WeakSet()
 
@@ -242,8 +238,7 @@ class Sender:
         return start, size
 
     def _next_slot(self) -> int | None:
-        while self._has_acknowledgement():
-            self._take_acknowledgement()
+        self._take_acknowledgements(self._depth)
         self._free |= {slot for slot in self._returned if slot not in self._leases}
         self._returned -= self._free
         if not self._free:
@@ -255,10 +250,7 @@ class Sender:
     @counts_as(CHANNEL)
     def send(self, message: Any) -> None:
         """Send a message; wait while too many are unacknowledged. Raises ParentGoneError."""
-        while self._has_acknowledgement():
-            self._take_acknowledgement()
-        while self._unacknowledged >= self._depth:
-            self._take_acknowledgement()
+        self._take_acknowledgements(self._depth - 1)
         buffer = io.BytesIO()
         _Pickler(buffer, self).dump(message)
         self._leave_slot()
@@ -283,21 +275,19 @@ class Sender:
 
     def drain(self) -> None:
         """Wait until the parent has acknowledged everything. Raises ParentGoneError."""
-        while self._unacknowledged:
-            self._take_acknowledgement()
+        self._take_acknowledgements(0)
 
-    def _has_acknowledgement(self) -> bool:
+    def _take_acknowledgements(self, most: int) -> None:
+        """Take those that are there, and wait for more until no more than ``most`` are missing."""
         try:
-            return self._pipe.poll()
-        except OSError as error:
+            while self._unacknowledged > most or self._pipe.poll():
+                self._take_acknowledgement()
+        except (EOFError, OSError) as error:
             raise ParentGoneError from error
 
     @counts_as(CONSUMER)
     def _take_acknowledgement(self) -> None:
-        try:
-            slots = self._pipe.recv_bytes()
-        except (EOFError, OSError) as error:
-            raise ParentGoneError from error
+        slots = self._pipe.recv_bytes()
         self._returned.update(slot for (slot,) in struct.iter_unpack("=I", slots))
         self._unacknowledged -= 1
 
@@ -313,11 +303,6 @@ class Receiver:
         self._free: collections.deque[int] = collections.deque()  # slots to give back
         self._slot: int | None = None  # that of the message that is read
         self._lease: _Lease | None = None
-
-    @property
-    def is_closed(self) -> bool:
-        """True after :meth:`close`."""
-        return self.pipe.closed
 
     def receive(self) -> Any:
         """Take the next message. Raises EOFError if the worker is gone, also in the middle of a message."""

@@ -14,7 +14,8 @@ from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, O
 from energon_stream.loader.mixture_control import MixtureReport, changed, mixture_of
 from energon_stream.loader.observe.observed import ObservedLoader
 from energon_stream.loader.position import LoaderPosition
-from energon_stream.loader.session import Session, open_session
+from energon_stream.loader.session import InProcess, Session
+from energon_stream.loader.workers import Workers
 from energon_stream.pipeline.dataset import drawing_of
 from energon_stream.plugins import debug_log
 from energon_stream.samples.tensors import map_tensors
@@ -140,8 +141,9 @@ class BasicDataLoader(ObservedLoader[T]):
 
     def _open(self) -> Session:
         """Start workers, or this process's readers, at the present position."""
-        is_traced = self._trace is not None and self._trace.is_running
-        return open_session(self.dataset, self._position, replace(self._options, is_traced=is_traced))
+        options = replace(self._options, is_traced=self._trace is not None and self._trace.is_running)
+        kind = Workers if self.worker_config.num_workers else InProcess
+        return kind(self.dataset, self._position, options)
 
     def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> None:
         """Mix with other weights from a step on, which may be any that no rank has begun.

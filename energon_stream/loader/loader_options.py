@@ -54,8 +54,9 @@ class LoaderOptions:
                     f"watchdog time-out is {seconds}",
                     hint="use a positive number of seconds, or None to switch the watchdog off",
                 )
-        _check("on_worker_death", self.on_worker_death, get_args(OnWorkerDeath))
-        _check("on_worker_hang", self.on_worker_hang, get_args(OnWorkerHang))
+        for name, allowed in (("on_worker_death", OnWorkerDeath), ("on_worker_hang", OnWorkerHang)):
+            if (value := getattr(self, name)) not in get_args(allowed):
+                raise ConfigError(f"{name} is {value!r}", hint=f"use one of {', '.join(get_args(allowed))}")
         if self.fail_on_timeout and self.on_worker_hang == "restart":
             raise ConfigError(
                 "fail_on_timeout=True ends the run, and on_worker_hang='restart' goes on",
@@ -72,8 +73,3 @@ class LoaderOptions:
         if is_first and self.watchdog_initial_timeout_seconds is not None:
             return self.watchdog_initial_timeout_seconds
         return self.watchdog_timeout_seconds
-
-
-def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}", hint=f"use one of {', '.join(allowed)}")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 
-_SIZED_SHARDS = 4  # shards whose sizes tell the mean size of samples, where the metadata does not
+_SIZED_SHARDS = 4  # whose sizes tell the mean size of samples, where the metadata does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,14 +289,12 @@ def _in_order(reader: ReaderDataset, weights: Mapping[str, float]) -> tuple[floa
 def _names(urls: list[str]) -> list[str]:
     """Return the shortest end of each URL that no other has; equal URLs are numbered."""
     parts = [url.rstrip("/").split("/") for url in urls]
-    ends: Counter[str] = Counter(
-        "/".join(path[-size:]) for path in {tuple(path) for path in parts} for size in range(1, len(path) + 1)
-    )
+    tails = [["/".join(path[-size:]) for size in range(1, len(path) + 1)] for path in parts]
+    ends = Counter(tail for own in {tuple(own) for own in tails} for tail in own)
     seen: Counter[str] = Counter()
     names = []
-    for path in parts:
-        tails = ["/".join(path[-size:]) for size in range(1, len(path) + 1)]
-        name = next((tail for tail in tails if ends[tail] == 1), tails[-1])
+    for own in tails:
+        name = next((tail for tail in own if ends[tail] == 1), own[-1])
         seen[name] += 1
         names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
     return names
@@ -315,18 +313,15 @@ def _source(
 
 
 def _mean(index: WebDatasetIndex) -> tuple[float, dict[str, float]]:
-    """Return the mean size and the mean costs of a dataset's samples."""
-    return _mean_bytes(index), {} if index.plain is not None else mean_costs(index.spec.open())
-
-
-def _mean_bytes(index: WebDatasetIndex) -> float:
-    """Return the mean size of a dataset's samples: of all, or of those in some shards."""
+    """Return the mean size of a dataset's samples, of all or of those in some shards, and the mean costs."""
+    store = index.spec.open()
+    costs = {} if index.plain is not None else mean_costs(store)
     if index.sizes is not None:
-        return block_bytes(index.sizes) / max(1, len(index.sizes))
-    counts, store = index.shard_counts, index.spec.open()
+        return block_bytes(index.sizes) / max(1, len(index.sizes)), costs
+    counts = index.shard_counts
     shards = range(0, len(counts), -(-len(counts) // _SIZED_SHARDS))
     ends = [int(index.read_offsets(store, n, int(counts[n]), int(counts[n]))[-1]) for n in shards]
-    return sum(ends) / max(1, sum(int(counts[shard]) for shard in shards))
+    return sum(ends) / max(1, sum(int(counts[shard]) for shard in shards)), costs
 
 
 def _reader_states(dataset: SavableDataset[Any], state: State, path: str) -> Iterator[tuple[str, State]]:

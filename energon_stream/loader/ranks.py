@@ -39,18 +39,8 @@ def broadcast_states(states: Any, config: WorkerConfig, src: int) -> Any:
     return content[0]
 
 
-def _group(config: WorkerConfig) -> Any:
-    """Return the process group of the data-parallel ranks. Raises ConfigError if there is none."""
-    if (group := _find_group(config)) is not None:
-        return group
-    raise ConfigError(
-        f"there is no torch.distributed group of the {config.world_size} data-parallel ranks",
-        hint="call torch.distributed.init_process_group and pass the group as data_parallel_group, or use "
-        "save_state_rank and restore_state_rank with a file for each rank",
-    )
-
-
-def _find_group(config: WorkerConfig) -> Any:
+def _group(config: WorkerConfig, *, is_needed: bool = True) -> Any:
+    """Return the process group of the data-parallel ranks. Without one, raise ConfigError, or return None."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -58,7 +48,13 @@ def _find_group(config: WorkerConfig) -> Any:
         group = given if isinstance(given, dist.ProcessGroup) else dist.group.WORLD
         if group is not None and dist.get_world_size(group) == config.world_size:
             return group
-    return None
+    if not is_needed:
+        return None
+    raise ConfigError(
+        f"there is no torch.distributed group of the {config.world_size} data-parallel ranks",
+        hint="call torch.distributed.init_process_group and pass the group as data_parallel_group, or use "
+        "save_state_rank and restore_state_rank with a file for each rank",
+    )
 
 
 def gather_to_all(value: Any, config: WorkerConfig) -> list[Any]:
@@ -67,7 +63,7 @@ def gather_to_all(value: Any, config: WorkerConfig) -> list[Any]:
         return [value]
     import torch.distributed as dist
 
-    group = _find_group(config)
+    group = _group(config, is_needed=False)
     if group is None:
         return [value]
     gathered: list[Any] = [None] * config.world_size

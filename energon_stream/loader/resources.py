@@ -19,35 +19,26 @@ _HINTS = {
     errno.EAGAIN: _PROCESSES,
     errno.ENOMEM: "the system has no memory for it: use fewer workers, or a smaller byte_budget",
 }
-_NO_THREAD = "can't start new thread"
 
 
 def limit_error(error: BaseException, what: str) -> WorkerError | None:
     """Return an error that names the limit which stopped some work; None if no limit did."""
-    hint = _hint(error)
-    return None if hint is None else WorkerError(f"{what}: {error}", hint=hint)
-
-
-def _hint(error: BaseException) -> str | None:
+    hint = None
     if isinstance(error, EnergonStreamError):
         return None
-    if isinstance(error, RuntimeError):
-        return _PROCESSES if _NO_THREAD in str(error) else None
-    if not isinstance(error, OSError) or error.errno is None:
-        return None
-    if error.errno == errno.EMFILE:
-        return f"{_open_files()}: raise the limit (`ulimit -n`), or use fewer workers"
-    return _HINTS.get(error.errno)
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        hint = _PROCESSES
+    elif isinstance(error, OSError):
+        hint = _HINTS.get(error.errno or 0)
+        if error.errno == errno.EMFILE:
+            used = "this process has too many open files"
+            with contextlib.suppress(ImportError, OSError):
+                import resource
 
-
-def _open_files() -> str:
-    try:
-        import resource
-
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    except (ImportError, OSError):
-        return "this process has too many open files"
-    return f"process {os.getpid()} has used up its {most} open files"
+                most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                used = f"process {os.getpid()} has used up its {most} open files"
+            hint = f"{used}: raise the limit (`ulimit -n`), or use fewer workers"
+    return None if hint is None else WorkerError(f"{what}: {error}", hint=hint)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

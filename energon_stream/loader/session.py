@@ -1,4 +1,4 @@
-"""Sessions of running loaders: the streams of one rank, in this process or in workers."""
+"""Sessions of running loaders: the streams of one rank, here in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from energon_stream.loader.observe.monitor import Activity
 from energon_stream.loader.observe.observed import Observed
 from energon_stream.loader.observe.watchdog import Watchdog
 from energon_stream.loader.resources import limit_error
-from energon_stream.loader.workers import Workers
 from energon_stream.media import use_pool
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ class Session(Observed, Protocol):
         """End workers and close readers."""
 
 
-class _InProcess:
+class InProcess:
     """Runs the streams in the calling process."""
 
     pids: tuple[int, ...] = ()
@@ -47,8 +46,7 @@ class _InProcess:
         self._reporter = Reporter()
         self._pool = options.cache_pool
         self._watchdog: Watchdog | None = None
-        seconds = options.time_out(is_first=False)
-        if seconds is not None:
+        if (seconds := options.time_out(is_first=False)) is not None:
             tell = partial(_tell_late, threading.get_ident())
             first = options.time_out(is_first=True)
             self._watchdog = Watchdog(seconds, first, tell, dump_stacks=False, enabled=False)
@@ -98,9 +96,3 @@ def _tell_late(ident: int) -> None:
         activity,
         activity.stacks,
     )
-
-
-def open_session(dataset: SavableDataset[Any], position: LoaderPosition, options: LoaderOptions) -> Session:
-    """Start running a rank's streams at a position."""
-    kind = _InProcess if dataset.worker_config.num_workers == 0 else Workers
-    return kind(dataset, position, options)

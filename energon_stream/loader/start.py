@@ -67,8 +67,11 @@ def _choose(asked: str | None, values: Any) -> str:
         return chosen
     if "fork" not in multiprocessing.get_all_start_methods():
         return default
-    unsafe = _why_not_fork()
-    if unsafe is None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        unsafe = "initialized CUDA"
+    elif obstore_started():
+        unsafe = "read from object storage"
+    else:
         return "fork"
     obstacle = _why_not_forkserver(values)
     if obstacle is None:
@@ -81,13 +84,6 @@ def _choose(asked: str | None, values: Any) -> str:
         obstacle,
     )
     return "fork"
-
-
-def _why_not_fork() -> str | None:
-    """Return what this process has done that a forked worker would suffer from; None for nothing."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return "initialized CUDA"
-    return "read from object storage" if obstore_started() else None
 
 
 def _why_not_forkserver(values: Any) -> str | None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from energon_stream.fork import begin_child
+from energon_stream.fork import begin_child, pickled_error
 from energon_stream.loader.channel import ParentGoneError, Sender, Wire, close_inherited_ends
 from energon_stream.loader.observe.meter import Reporter
 from energon_stream.loader.observe.monitor import answer_monitor
@@ -40,13 +39,8 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Describe an error."""
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        try:
-            packed: bytes | None = pickle.dumps(error)
-            pickle.loads(packed)  # type: ignore[arg-type] # our own bytes: does it survive?
-        except Exception:
-            packed = None
-        return cls(packed, f"{type(error).__name__}: {error}", trace)
+        trace = "".join(traceback.format_exception(error))
+        return cls(pickled_error(error), f"{type(error).__name__}: {error}", trace)
 
 
 _FOR_MAIN = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR2") if hasattr(signal, name)]
@@ -55,20 +49,8 @@ _FOR_MAIN = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR2") 
 Slurm, Kubernetes and terminals signal all processes. The main process then saves and ends, and needs workers
 that go on until it closes them. The program's handlers, which a forked worker inherits, must not run twice.
 """
-_HELD = [signal.SIGINT, *_FOR_MAIN, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
-
-
-@contextlib.contextmanager
-def signals_held() -> Iterator[None]:
-    """Hold signals back while a worker is started, which inherits that until it leaves them to main."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+# Signals to hold back while a worker starts, until it leaves them to the main process.
+HELD_SIGNALS = [signal.SIGINT, *_FOR_MAIN, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
 
 
 def _leave_signals_to_main() -> None:
@@ -77,7 +59,7 @@ def _leave_signals_to_main() -> None:
     for number in _FOR_MAIN:  # programs that the worker starts would inherit SIG_IGN
         signal.signal(number, lambda _number, _frame: None)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_SIGNALS)
 
 
 def run_worker(
@@ -87,7 +69,7 @@ def run_worker(
     options: LoaderOptions,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Produce the elements of a position's streams until the parent goes away, in another environment."""
+    """Make the batches of a position's streams until the parent is gone, in a new environment or as it is."""
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)

@@ -15,13 +15,13 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import WorkerError
-from energon_stream.fork import forking
+from energon_stream.fork import forking, signals_held
 from energon_stream.loader.channel import Receiver, Wire
 from energon_stream.loader.observe.monitor import Monitor
 from energon_stream.loader.observe.stats import ProcessReport
 from energon_stream.loader.resources import limit_error
 from energon_stream.loader.start import choose_start_method, start_process
-from energon_stream.loader.worker_process import Failure, run_worker, signals_held
+from energon_stream.loader.worker_process import HELD_SIGNALS, Failure, run_worker
 from energon_stream.pipeline.stream_runner import Step
 
 if TYPE_CHECKING:
@@ -34,14 +34,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-RESTARTS_IN_A_ROW = 3
-"""New workers without a batch in between, after which a loader gives up."""
-
-_NO_FORK_SERVER = 255  # the exit code that multiprocessing reports for a worker whose fork server is gone
+RESTARTS_IN_A_ROW = 3  # new workers without a batch in between, after which a loader gives up
+_NO_FORK_SERVER = 255  # exit code that multiprocessing reports for a worker whose fork server is gone
 _JOIN_SECONDS = 2.0
+# Seconds between checks that a worker lives. Its pipe and its sentinel show it at once in most cases: not
+# where a process that the worker started has inherited them.
 _CHECK_SECONDS = 1.0
-"""Seconds between checks that a worker lives. Its pipe and its sentinel show it at once in most cases: not
-where a process that the worker started has inherited them."""
 
 
 class LoaderWorker:
@@ -82,7 +80,7 @@ class LoaderWorker:
                 daemon=True,
             )
             # A fork server would keep signals from all of its children.
-            held = contextlib.nullcontext() if method == "forkserver" else signals_held()
+            held = contextlib.nullcontext() if method == "forkserver" else signals_held(HELD_SIGNALS)
             with held, forking() if method == "fork" else contextlib.nullcontext():
                 start_process(process)
         except (OSError, RuntimeError) as error:
@@ -118,7 +116,10 @@ class LoaderWorker:
         self._has_sent, self._restarts_in_a_row = True, 0
         if isinstance(message, Failure):
             self._receiver.acknowledge()
-            raise _as_error(message)
+            cause = WorkerError(f"a worker failed\n\n{message.trace}")
+            if message.error is None:
+                raise WorkerError(f"a worker failed with {message.summary}\n\n{message.trace}")
+            raise pickle.loads(message.error) from cause  # written by our own worker
         step, report = message
         self._report = report or self._report
         if not isinstance(step, Step) or step.stream != stream:
@@ -143,10 +144,10 @@ class LoaderWorker:
             except EOFError:
                 lost = self._died()
             except (OSError, ValueError):
-                if not self._receiver.is_closed:
+                if not self._receiver.pipe.closed:
                     raise
                 lost = None
-            if lost is None or self._receiver.is_closed:  # by a signal handler
+            if lost is None or self._receiver.pipe.closed:  # by a signal handler
                 raise WorkerError(
                     "the loader was closed while it waited for a batch",
                     hint="in a signal handler, set a flag and leave the loop, or raise SystemExit",
@@ -318,13 +319,3 @@ def _end_workers(workers: list[LoaderWorker]) -> None:
     for worker in workers:
         worker.join(max(0.0, deadline - time.monotonic()))
     workers.clear()
-
-
-def _as_error(failure: Failure) -> BaseException:
-    """Return the worker's error, with the worker's traceback as the cause."""
-    cause = WorkerError(f"a worker failed\n\n{failure.trace}")
-    if failure.error is None:
-        return WorkerError(f"a worker failed with {failure.summary}\n\n{failure.trace}")
-    error: BaseException = pickle.loads(failure.error)  # written by our own worker
-    error.__cause__ = cause
-    return error

@@ -11,7 +11,6 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from energon_stream.errors import ConfigError, IndexMismatchError
 from energon_stream.imports import LazyModule
 from energon_stream.index.checksums import digest
 from energon_stream.index.info_files import INFO_JSON, parse_info
-from energon_stream.index.sqlite_index import sqlite_file, temporary_folder
+from energon_stream.index.sqlite_index import read_sqlite, sqlite_file, temporary_folder
 from energon_stream.index.yaml_io import read_document
 from energon_stream.media.metadata import deserialize_media_metadata, media_fields
 from energon_stream.storage import ListEntry, Store, StoreSpec
@@ -182,7 +181,7 @@ def add_media_table(
     with (
         temporary_folder(tmp_path) as folder,
         sqlite_file(store, folder) as file,
-        closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as index,
+        read_sqlite(file) as index,
     ):
         try:
             kinds = index.execute(_MEDIA.format("DISTINCT part_name, metadata_type", "1, 2")).fetchall()
@@ -372,10 +371,7 @@ def _order(store: Store, keys: Any, where: str, folder: str) -> Any:
         counted = pc.value_counts(keys)
         twice = counted.filter(pc.greater(counted.field("counts"), 1)).field("values")[:_NAMED].to_pylist()
         raise IndexMismatchError(f"{KEY} has values twice: {twice}", where=where, hint="keep one row of each")
-    with (
-        sqlite_file(store, folder) as path,
-        closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as index,
-    ):
+    with sqlite_file(store, folder) as path, read_sqlite(path) as index:
         wanted = pa.array((key for (key,) in index.execute(_KEYS)), keys.type)
     order = pc.index_in(wanted, value_set=keys)
     if order.null_count:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from energon_stream.errors import (
 from energon_stream.index.checksums import digest, read_checksums
 from energon_stream.index.index_files import index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info, parse_split
+from energon_stream.index.sqlite_index import read_sqlite
 from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.publish import Publishing
 from energon_stream.prepare.shard_records import ShardRecord, encode_record
@@ -50,17 +51,6 @@ _NAMED = 3
 class OldDataset:
     """A prepared dataset that shards are added to.
 
-    Args:
-        store: Store of the dataset's root.
-        staging: What an earlier run has kept.
-        split_config: Name of the split file.
-
-    Attributes:
-        present: Number of samples by path of the shards that ``.info.json`` has, in order.
-        counts: The same without the shards that an earlier run was adding when it was stopped.
-        checksums: Checksums of the samples of the old shards, ``uint64``; None for a dataset without
-            checksums.
-
     Raises:
         NotPreparedError: The dataset is not prepared.
         ConfigError: An earlier preparation of the whole dataset was stopped while it published.
@@ -76,7 +66,10 @@ class OldDataset:
                 hint=f"first complete it: {_AGAIN}; what was scanned is kept",
             )
         try:
-            info, data = _info(store)
+            try:
+                info, data = INFO_JSON, store.get(INFO_JSON).data
+            except ObjectNotFoundError:
+                info, data = INFO_YAML, store.get(INFO_YAML).data
             split = store.get(split_path).data
         except ObjectNotFoundError as error:
             raise NotPreparedError(
@@ -85,13 +78,15 @@ class OldDataset:
                 hint="leave out append=True",
             ) from error
         self._store = store
+        # Number of samples by path of the shards that ``.info.json`` has, in order.
         self.present: Mapping[str, int] = parse_info(data, f"{store.url}/{info}")
         first = len(self.present) if note is None or note.first is None else note.first
+        # The same without the shards that an earlier run was adding when it was stopped.
         self.counts: dict[str, int] = dict(islice(self.present.items(), first))
         self._split = parse_split(split, f"{store.url}/{split_path}")
-        self.note: Publishing = Publishing(first)
+        self._note = Publishing(first)
         kept = staging.kept(_CHECKSUMS)
-        self.checksums: UInt64Array | None = (
+        self.checksums: UInt64Array | None = (  # of the samples in ``present``
             read_checksums(store, sum(self.present.values()), digest(data))
             if kept is None
             else np.frombuffer(kept, dtype="<u8")
@@ -106,7 +101,7 @@ class OldDataset:
         """Keep what publishing would lose if it was stopped, and note that it begins."""
         if self.checksums is not None:
             staging.keep(_CHECKSUMS, self.checksums.tobytes())
-        self.note.save(staging)
+        self._note.save(staging)
 
     def joined_split(self, new: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
         """Return the shards of each split part: the old ones, then the new ones."""
@@ -122,11 +117,10 @@ class OldDataset:
     def records(self, database: str) -> Iterator[ShardRecord]:
         """Yield the records of the old shards, given the local path of the index.
 
-        Raises:
-            IndexMismatchError: The index does not fit ``.info.json``, or is damaged.
+        Raises IndexMismatchError if the index does not fit ``.info.json``, or is damaged.
         """
         begin, tars = 0, len(self.counts)
-        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as samples:
+        with read_sqlite(database) as samples:
             try:
                 rows = _of_each(samples.execute(_SAMPLES, (tars,)), tars)
                 parts = _of_each(samples.execute(_PARTS, (tars,)), tars)
@@ -145,8 +139,7 @@ class OldDataset:
     def media_filter(self, database: str) -> MediaFilter | None:
         """Return the media filter of the index at a local path; None if it has no media.
 
-        Raises:
-            ConfigError: There are several.
+        Raises ConfigError if there are several.
         """
         found = _rows(database, "SELECT strategy, patterns FROM media_filters")
         if len(found) > 1:
@@ -179,10 +172,6 @@ class OldShards:
 
     A tar must be listed, be as long as the index says, and not be newer than its ``.tar.idx``. The headers of
     one that may be newer, such as after copying, are compared with the index.
-
-    Args:
-        store: Store of the dataset's root.
-        listed: The files of the dataset.
     """
 
     def __init__(self, store: Store, listed: Sequence[ListEntry]) -> None:
@@ -199,15 +188,14 @@ class OldShards:
             self._changed[scan.path] = "is gone"
         elif tar.meta.size < scan.offsets[-1] + TAR_RECORD:
             self._changed[scan.path] = "is shorter"
-        elif index is None or not _is_older(tar, index):
+        else:
+            written, indexed = tar.meta.last_modified, None if index is None else index.meta.last_modified
+            if written is not None and indexed is not None and written < indexed:
+                return
             self._doubtful[scan.path] = _hash(scan)
 
     def check(self, workers: int) -> None:
-        """Read the headers of the doubtful shards, ``workers`` at a time.
-
-        Raises:
-            IndexMismatchError: A shard has changed, or is gone.
-        """
+        """Read headers of doubtful shards. Raises IndexMismatchError if a shard changed or is gone."""
 
         def compare(path: str) -> tuple[str, bool]:
             with suppress(CorruptTarError):
@@ -226,21 +214,8 @@ class OldShards:
             )
 
 
-def _is_older(tar: ListEntry, index: ListEntry) -> bool:
-    """Return True if a tar was surely written before its index."""
-    written, indexed = tar.meta.last_modified, index.meta.last_modified
-    return written is not None and indexed is not None and written < indexed
-
-
 def _hash(scan: ShardScan) -> int:
     return xxhash.xxh3_64_intdigest(encode_record(ShardRecord(scan)))
-
-
-def _info(store: Store) -> tuple[str, memoryview]:
-    try:
-        return INFO_JSON, store.get(INFO_JSON).data
-    except ObjectNotFoundError:
-        return INFO_YAML, store.get(INFO_YAML).data
 
 
 def _of_each(rows: Iterable[tuple[Any, ...]], tars: int) -> Iterator[list[tuple[Any, ...]]]:
@@ -257,8 +232,6 @@ def _of_each(rows: Iterable[tuple[Any, ...]], tars: int) -> Iterator[list[tuple[
 
 def _rows(database: str, query: str) -> list[tuple[Any, ...]]:
     """Return the rows of a query; none if there is no such table."""
-    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-        try:
-            return connection.execute(query).fetchall()
-        except sqlite3.OperationalError:
-            return []
+    with read_sqlite(database) as connection, suppress(sqlite3.OperationalError):
+        return connection.execute(query).fetchall()
+    return []

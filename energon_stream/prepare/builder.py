@@ -45,23 +45,14 @@ class IndexBuilder:
     """Collects the shards of a dataset, in order, in files in a local folder.
 
     Use it as a context; leaving it drops what was not completed. Memory does not grow with the samples, apart
-    from their checksums.
-
-    Args:
-        folder: Local folder.
-        media_filter: Filter whose media the shards have; None for none.
-        checksums: Whether the shards have checksums.
-
-    Attributes:
-        counts: Number of samples by shard path, so far.
-        parts: Names of all parts.
+    from their checksums. Each shard has checksums if ``checksums`` is set, and the media of the filter.
     """
 
     def __init__(
         self, folder: str, *, media_filter: MediaFilter | None = None, checksums: bool = False
     ) -> None:
-        self.counts: dict[str, int] = {}
-        self.parts: set[str] = set()
+        self.counts: dict[str, int] = {}  # number of samples by shard path, so far
+        self.parts: set[str] = set()  # names of all parts
         self._paths: list[str] = []
         self._database = str(Path(folder) / "index.sqlite")
         self._offsets = Path(folder) / "offsets"
@@ -87,9 +78,7 @@ class IndexBuilder:
     def add(self, record: ShardRecord) -> None:
         """Add the next shard.
 
-        Raises:
-            DuplicateKeyError: Two samples share a key.
-            StorageError: The local disk is full, or fails.
+        Raises DuplicateKeyError if two samples share a key, StorageError if the local disk is full or fails.
         """
         scan = record.scan
         self._paths.append(scan.path)
@@ -115,7 +104,11 @@ class IndexBuilder:
             self._writer.__exit__(None)
             with open(self._database, "ab") as file:
                 file.write(self._sizes.encode(info) or b"")
-            identity = _identity(self._database)
+            hasher = xxhash.xxh3_128()
+            with open(self._database, "rb") as file:
+                while piece := file.read(_PIECE):
+                    hasher.update(piece)
+        identity = str(uuid.UUID(bytes=hasher.digest(), version=4))
         checksums = None if self._digests is None else encode_checksums(self._digests, info)
         return BuiltIndex(self.counts, info, self._database, checksums, identity)
 
@@ -134,15 +127,6 @@ class IndexBuilder:
             with _named_errors(self._database):
                 self._writer.__exit__(KeyboardInterrupt)  # any error: the database is not completed
                 self._file.close()
-
-
-def _identity(path: str) -> str:
-    """Return a UUID that is made of a file's content."""
-    hasher = xxhash.xxh3_128()
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            hasher.update(piece)
-    return str(uuid.UUID(bytes=hasher.digest(), version=4))
 
 
 @contextmanager

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from energon_stream.prepare.shard_records import ShardRecord
     from energon_stream.storage import ListEntry, Store
 
-_NAMES = frozenset({"path", "linkpath", "size"})
-"""Records of a PAX header that the new header has anew."""
+_NAMES = frozenset({"path", "linkpath", "size"})  # records of a PAX header that the new header has anew
 _READ = 8 << 20  # bytes of a tar that are read at a time
 
 
@@ -42,16 +41,8 @@ def separate_tars(
     """Rename the members of all tars if samples of two tars have the same key: ``x.jpg`` of ``a.tar`` becomes
     ``a.tar/x.jpg``.
 
-    Args:
-        store: Store of the dataset's root.
-        entries: The tars as listed.
-        scan: Returns what a tar has.
-        workers: Number of tars that are read at the same time.
-        folder: Local folder for the new tars, while they are written.
-        before: Called before the first tar is changed.
-
-    Returns:
-        Whether tars were written.
+    ``before`` is called before the first tar is changed. New tars are written in a local ``folder``. Returns
+    True if tars were changed.
 
     Raises:
         CorruptTarError: A tar is damaged, or has a sparse file.

@@ -26,9 +26,8 @@ else:
 
 _IMAGES = frozenset(["bmp", "gif", "ico", "j2k", "jp2", "jpx", "jpeg", "jpg", "png", "tif", "tiff", "webp"])
 _AV = frozenset(["aac", "avi", "flac", "m4a", "m4v", "mkv", "mov", "mp3", "mp4", "ogg", "wav", "webm"])
+# Formats of the extensions. Rarer ones of Pillow mistake other data for theirs, or start programs.
 _FORMATS = ("BMP", "GIF", "ICO", "JPEG", "JPEG2000", "PNG", "TIFF", "WEBP")
-"""Formats of the extensions. Rarer ones of Pillow mistake other data for theirs, or start programs."""
-
 _HEAD_BYTES = 64 << 10
 _MAX_GAP = 64 << 10  # one request fetches small adjacent files; large files are never read whole
 _MAX_FETCH = 4 << 20
@@ -124,10 +123,7 @@ def read_av(store: Store, file: MediaFile) -> tuple[AVMetadata, FileLayout]:
     """Read the metadata of a video or audio file, and where the bytes are that opening it needs, by range.
 
     The number of frames is left out where the header does not say it: counting would read the whole file.
-
-    Raises:
-        DecodeError: The file cannot be read.
-        MissingPackageError: PyAV is not installed.
+    Raises DecodeError if the file cannot be read, MissingPackageError if PyAV is not installed.
     """
     payload = _Payload(store, file, memoryview(b""))
     stream = cast("BinaryIO", payload)

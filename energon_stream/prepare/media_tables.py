@@ -164,8 +164,16 @@ def prepare_media(
     spec = StoreSpec(url_or_path, storage_options)
     store = spec.open()
     entries = {entry.path: entry.meta for entry in store.list()}
+    if not entries:
+        raise ObjectNotFoundError("the folder has no files", where=store.url, hint="check the path")
     info = next((path for path in (INFO_JSON, INFO_YAML) if path in entries), None)
-    _check_kind(store, entries, info)
+    if info is None and any(path.endswith(".tar") for path in entries):
+        # For every reader, an index alone would turn the folder into a plain one.
+        raise NotPreparedError(
+            "the folder has tars that are not prepared",
+            where=store.url,
+            hint="run `energon-stream prepare` with the same media option instead",
+        )
     with temporary_folder(tmp_path) as folder:
         path = os.path.join(folder, "index.sqlite")
         if info is not None or INDEX_SQLITE in entries:
@@ -233,18 +241,6 @@ def _meta(store: Store, entries: Mapping[str, ObjectMeta], path: str) -> ObjectM
     if path not in entries:
         raise ObjectNotFoundError("the shard does not exist", where=f"{store.url}/{path}")
     return entries[path]
-
-
-def _check_kind(store: Store, entries: Mapping[str, ObjectMeta], info: str | None) -> None:
-    if not entries:
-        raise ObjectNotFoundError("the folder has no files", where=store.url, hint="check the path")
-    if info is None and any(path.endswith(".tar") for path in entries):
-        # For every reader, an index alone would turn the folder into a plain one.
-        raise NotPreparedError(
-            "the folder has tars that are not prepared",
-            where=store.url,
-            hint="run `energon-stream prepare` with the same media option instead",
-        )
 
 
 def _batches(files: Iterator[MediaFile]) -> Iterator[list[MediaFile]]:

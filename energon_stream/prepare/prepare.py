@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, DatasetError, ObjectNotFoundError
+from energon_stream.index.checksums import CHECKSUMS
 from energon_stream.index.index_files import encode_offsets, index_path
 from energon_stream.index.info_files import (
     DATASET_CONFIG,
@@ -18,20 +22,54 @@ from energon_stream.index.info_files import (
 )
 from energon_stream.index.plain import find_shards, select_shards
 from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_bytes
-from energon_stream.index.sqlite_index import INDEX_SQLITE, temporary_folder
+from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file, temporary_folder
+from energon_stream.prepare.append import OldDataset, OldShards, copy_media
 from energon_stream.prepare.builder import IndexBuilder
-from energon_stream.prepare.preparation import Preparation, PrepareReport
-from energon_stream.prepare.publish import MetadataOptions, Publishing, write_offsets
-from energon_stream.prepare.scanning import Scanner, ScanOptions
+from energon_stream.prepare.duplicates import separate_tars
+from energon_stream.prepare.publish import (
+    SKIPPED,
+    MetadataOptions,
+    NewFiles,
+    Publishing,
+    publish,
+    write_offsets,
+)
+from energon_stream.prepare.scanning import Scanner, ScanOptions, check_unchanged
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import ListEntry, Store, StoreSpec
 
 if TYPE_CHECKING:
     import os
 
-    from energon_stream.engine.shares import Part
-    from energon_stream.engine.tasks import TaskEngine
+    from energon_stream.engine.tasks import Part, TaskEngine
     from energon_stream.prepare.media_headers import MediaFilter
+    from energon_stream.prepare.media_tables import MediaReport
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareReport:
+    """Result of :func:`prepare_dataset`.
+
+    Attributes:
+        shard_counts: Number of samples by shard path, in the order of ``.info.json``.
+        split: Shards of each split part.
+        parts: Sorted names of all parts in the dataset.
+        files: Paths of the written files, relative to the dataset.
+        media: Result of the media filter; None if there was none.
+        skipped: What is wrong with the tars that were left out, by path.
+    """
+
+    shard_counts: Mapping[str, int]
+    split: Mapping[str, tuple[str, ...]]
+    parts: tuple[str, ...]
+    files: tuple[str, ...]
+    media: MediaReport | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples in the dataset."""
+        return sum(self.shard_counts.values())
 
 
 def prepare_dataset(
@@ -125,19 +163,10 @@ def prepare_dataset(
         >>> report.num_samples, report.parts, report.split["val"]
         (64, ('jpg', 'txt'), ('data-000003.tar',))
     """
+    _check_exclusions(locals())
     for name, number, least in (("workers", workers, 1), ("max_gap", max_gap or 0, 0)):
         if number < least:
             raise ConfigError(f"{name} is {number}", hint=f"use {least} or more")
-    _check_exclusions(
-        tar_index_only=tar_index_only,
-        append=append,
-        checksums=checksums,
-        fix_duplicates=fix_duplicates,
-        skip_bad=skip_bad,
-        engine=engine,
-        part=part,
-        media_filter=media_filter,
-    )
     dataset = MetadataOptions(
         split_ratio,
         split_patterns,
@@ -167,7 +196,7 @@ def prepare_dataset(
             hint="pass force=True to replace the preparation, or append=True to add tars that it does not have",
         )
     at = None if engine is None else (engine, spec)
-    job = Preparation(store, staging, workers, progress, skip_bad, dataset, at, part)
+    job = _Preparation(store, staging, workers, progress, skip_bad, dataset, at, part)
     with temporary_folder(tmp_path) as folder:
         if append:
             return job.append(folder, entries, listed, options)
@@ -179,7 +208,134 @@ def prepare_dataset(
             entries = find_shards(store, shards=shards, exclude=exclude)
         with IndexBuilder(folder, media_filter=media_filter, checksums=checksums) as builder:
             good = job.scan(scanner, entries, builder)
-            return job.publish(builder, scanner.bad, good, _present(store, existing))
+            present: Mapping[str, int] | None = None
+            if existing & {INFO_JSON, INFO_YAML}:
+                with suppress(DatasetError, ObjectNotFoundError):
+                    present = read_info(store)
+            return job.publish(builder, scanner.bad, good, present)
+
+
+@dataclass(frozen=True, slots=True)
+class _Preparation:
+    """The steps of a preparation: scan, check, publish."""
+
+    store: Store  # of the dataset's root
+    staging: ShardRecords  # what earlier runs have found
+    workers: int  # tars that are read at the same time
+    progress: Callable[[int, int], None] | None  # called with the tars that are done, and all
+    skip_bad: bool  # whether tars that cannot be used are left out
+    dataset: MetadataOptions  # split parts and metadata
+    engine: tuple[TaskEngine, StoreSpec] | None  # what runs the scans, and what it reads; None for threads
+    part: Part | None  # share of the tars that is scanned, and not published; None for all
+
+    def scanner(self, options: ScanOptions) -> Scanner:
+        return Scanner(self.store, self.staging, options, self.workers, self.engine)
+
+    def scan_part(self, scanner: Scanner, entries: Sequence[ListEntry], part: Part) -> PrepareReport:
+        """Scan a share of the tars, and keep what is found for a run without ``part``."""
+        share = part.of(entries)
+        counts: dict[str, int] = {}
+        parts: set[str] = set()
+        for record in filter(None, scanner.run(share, self.progress)):
+            counts[record.scan.path] = len(record.scan.keys)
+            parts.update(name for _, name, _, _ in record.scan.parts)
+        if not self.skip_bad:
+            scanner.raise_bad(len(share))
+        return PrepareReport(counts, {}, tuple(sorted(parts)), (), skipped=dict(scanner.bad))
+
+    def scan(self, scanner: Scanner, entries: Sequence[ListEntry], builder: IndexBuilder) -> list[ListEntry]:
+        """Add the shards to the index; return the shards that can be used."""
+        good = []
+        for entry, record in zip(entries, scanner.run(entries, self.progress), strict=True):
+            if record is not None:
+                builder.add(record)
+                good.append(entry)
+        if not (self.skip_bad and good):
+            scanner.raise_bad(len(entries))
+        return good
+
+    def separate(self, scanner: Scanner, folder: str, entries: Sequence[ListEntry]) -> bool:
+        """Rename the members of all tars if tars share keys; return True if tars were changed."""
+
+        def remove_metadata() -> None:  # it does not fit the new tars; an index alone makes a plain folder
+            for path in (INDEX_SQLITE, INFO_JSON, INFO_YAML, CHECKSUMS):
+                self.store.delete(path)
+
+        good = [entry for entry, found in zip(entries, scanner.run(entries), strict=True) if found]
+        if not self.skip_bad:
+            scanner.raise_bad(len(entries))
+        return separate_tars(self.store, good, scanner.scan, self.workers, folder, remove_metadata)
+
+    def append(
+        self,
+        folder: str,
+        entries: Sequence[ListEntry],
+        listed: Sequence[ListEntry],
+        options: ScanOptions,
+    ) -> PrepareReport:
+        """Add the tars that the dataset does not have, and publish it."""
+        store = self.store
+        old = OldDataset(store, self.staging, self.dataset.split_config)
+        if options.checksums and old.checksums is None:
+            raise ConfigError(
+                "the dataset has no checksums, so they cannot be added for new tars alone",
+                where=store.url,
+                hint="prepare the whole dataset again with force=True",
+            )
+        new = [entry for entry in entries if entry.path not in old.counts]
+        with ExitStack() as stack:
+            database = stack.enter_context(sqlite_file(store, folder))
+            media_filter = options.media_filter or old.media_filter(database)
+            has_checksums = old.checksums is not None
+            scanner = self.scanner(replace(options, checksums=has_checksums, media_filter=media_filter))
+            if self.part is not None:
+                return self.scan_part(scanner, new, self.part)
+            builder = IndexBuilder(folder, media_filter=media_filter, checksums=has_checksums)
+            stack.enter_context(builder)
+            if media_filter is not None:
+                copy_media(database, builder.connection)
+            shards = OldShards(store, listed)
+            for record in old.records(database):
+                builder.add(record)
+                shards.see(record)
+            shards.check(self.workers)
+            if not new:
+                return PrepareReport(
+                    dict(old.present), old.joined_split({}), tuple(sorted(builder.parts)), ()
+                )
+            self.dataset.split(entry.path for entry in new)
+            good = self.scan(scanner, new, builder)
+            old.keep(self.staging)
+            return self.publish(builder, scanner.bad, good, old.present, old)
+
+    def publish(
+        self,
+        builder: IndexBuilder,
+        bad: Mapping[str, str],
+        good: Sequence[ListEntry],
+        present: Mapping[str, int] | None,
+        old: OldDataset | None = None,
+    ) -> PrepareReport:
+        """Check that nothing changed meanwhile, and publish the index."""
+        built, before = builder.complete(), 0 if old is None else len(old.counts)
+        listed = list(self.store.list())
+        check_unchanged(self.store, good, listed)
+        split = self.dataset.split(entry.path for entry in good)
+        exclude: tuple[str, ...] = ()
+        if old is not None:
+            split, exclude = old.joined_split(split), old.exclude
+        skipped = json.dumps({"skipped": dict(bad)}, indent=2).encode() if bad else None
+        new = NewFiles.of(built, self.dataset, split, exclude=exclude, others={SKIPPED: skipped})
+        if old is None:
+            Publishing().save(self.staging)
+        sizes = {entry.path: entry.meta.size for entry in listed}
+        write_offsets(self.store, islice(builder.offset_files(), before, None), sizes, self.workers)
+        files = publish(self.store, present, new, sizes)
+        Publishing.remove(self.staging)
+        indices = tuple(index_path(entry.path) for entry in good)
+        return PrepareReport(
+            built.counts, split, tuple(sorted(builder.parts)), (*indices, *files), builder.media, dict(bad)
+        )
 
 
 def _index_tars(
@@ -207,17 +363,12 @@ def _index_tars(
     write_offsets(store, offsets(), files, workers)
     scanner.raise_bad(len(entries))
     if {INDEX_SQLITE, INFO_JSON} <= files.keys():
-        _remove_other_sizes(store, sizes.encode(bytes(store.get(INFO_JSON).data)))
+        expected = sizes.encode(bytes(store.get(INFO_JSON).data)) or b""
+        tail = store.get_suffix(INDEX_SQLITE, MOST_BYTES).data
+        length = appended_bytes(tail)
+        if length and not expected.endswith(tail[-length:]):  # sizes of other tars
+            store.put(INDEX_SQLITE, bytes(store.get(INDEX_SQLITE).data[:-length]))
     return counts, parts
-
-
-def _present(store: Store, existing: Collection[str]) -> Mapping[str, int] | None:
-    """Return the number of samples of the present shards; None if there is no dataset that can be read."""
-    if {INFO_JSON, INFO_YAML}.isdisjoint(existing):
-        return None
-    with suppress(DatasetError, ObjectNotFoundError):
-        return read_info(store)
-    return None
 
 
 _EXCLUSIONS = (
@@ -231,16 +382,8 @@ _EXCLUSIONS = (
 )
 
 
-def _check_exclusions(**given: object) -> None:
+def _check_exclusions(given: Mapping[str, Any]) -> None:
     for one, others, why in _EXCLUSIONS:
         for other in others:
             if given[one] and given[other]:
                 raise ConfigError(f"{one} excludes {other}, {why}")
-
-
-def _remove_other_sizes(store: Store, expected: bytes | None) -> None:
-    """Remove the sizes behind the database if they are not those of the tars."""
-    tail = store.get_suffix(INDEX_SQLITE, MOST_BYTES).data
-    length = appended_bytes(tail)
-    if length and not (expected or b"").endswith(tail[-length:]):
-        store.put(INDEX_SQLITE, bytes(store.get(INDEX_SQLITE).data[:-length]))

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
@@ -84,14 +85,9 @@ class MetadataOptions:
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """The note among a preparation's records that it has begun to publish.
+    """The note among a preparation's records that it has begun to publish."""
 
-    Attributes:
-        first: Number of shards that the dataset had before, if new ones were appended; None if the whole
-            dataset was prepared.
-    """
-
-    first: int | None = None
+    first: int | None = None  # number of shards before, if others are appended; None for a whole preparation
 
     @classmethod
     def of(cls, staging: ShardRecords) -> Publishing | None:
@@ -112,17 +108,11 @@ class Publishing:
         staging.remove()
 
 
-class LocalFile(NamedTuple):
-    """Content that is in a local file."""
-
-    path: str
-
-
 class Write(NamedTuple):
     """One write to the store: of a whole file, or its removal if the content is None."""
 
     path: str
-    content: bytes | LocalFile | None
+    content: bytes | Path | None  # in memory, or in a local file
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +148,8 @@ class NewFiles:
 def plan_writes(old: Mapping[str, int] | None, new: NewFiles, existing: Iterable[str]) -> list[Write]:
     """Return the writes that publish a dataset, in order. ``.tar.idx`` files go before all of them.
 
-    Args:
-        old: Number of samples by shard path of the present dataset, in order; None if there is none.
-        new: What is published.
-        existing: Paths of the files in ``.nv-meta``.
+    ``old`` has the number of samples by shard path of the present dataset, in order; None if there is none.
+    ``existing`` are the paths of the dataset's files.
 
     Example:
         >>> new = NewFiles({"a.tar": 1, "b.tar": 2}, (".nv-meta/split.yaml", b""), "/tmp/i", "1")
@@ -171,7 +159,7 @@ def plan_writes(old: Mapping[str, int] | None, new: NewFiles, existing: Iterable
         '.nv-meta/.info.json'
     """
     names = set(existing)
-    split, index = Write(*new.split), Write(INDEX_SQLITE, LocalFile(new.index))
+    split, index = Write(*new.split), Write(INDEX_SQLITE, Path(new.index))
     identity, info = Write(INDEX_UUID, new.identity.encode()), Write(INFO_JSON, encode_info(new.counts))
     as_yaml = [Write(INFO_YAML, encode_info(new.counts, as_yaml=True))] if INFO_YAML in names else []
     others = [
@@ -197,10 +185,7 @@ def publish(
 
     A file that has the content already is not written. After a stop between two writes, publishing anew
     completes the dataset. ``sizes`` has the size of each file in the dataset by path. Returns the paths of
-    the files that the dataset has then.
-
-    Raises:
-        StorageError: The store refuses a write. Readers see the old dataset or the new one.
+    the files that the dataset has then. Raises StorageError if the store refuses a write.
     """
     known = dict(sizes)
 
@@ -208,8 +193,8 @@ def publish(
         path, content = write
         if content is None:
             store.delete(path)
-        elif isinstance(content, LocalFile):
-            store.put_file(path, content.path)
+        elif isinstance(content, Path):
+            store.put_file(path, str(content))
         elif not has_content(store, path, content, known.get(path)):
             store.put(path, content)
         known.pop(path, None)  # a second write of the path compares nothing
@@ -230,14 +215,8 @@ def write_offsets(
 ) -> None:
     """Write the ``.tar.idx`` of each shard, unless it is there with the same content.
 
-    Args:
-        store: Store of the dataset's root.
-        files: Path of each shard and the content.
-        sizes: Size of each file in the dataset by path.
-        workers: Number of requests at a time.
-
-    Raises:
-        StorageError: The store refuses one.
+    ``files`` has the path of each shard and the content, ``sizes`` the size of each file in the dataset.
+    Raises StorageError if the store refuses a write.
     """
 
     def run(file: tuple[str, bytes]) -> None:

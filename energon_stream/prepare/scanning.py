@@ -40,17 +40,9 @@ class ScanOptions:
 
 
 class Scanner:
-    """Scans tars, several at a time.
+    """Scans tars, ``workers`` at a time: in processes of ``engine``, or in threads of this process.
 
-    Args:
-        store: Store of the dataset's root.
-        staging: Where the result for each tar is kept, and taken from if it is there; None to keep nothing.
-        options: What is found.
-        workers: Number of tars that are read at the same time.
-        engine: Runs the scans in other processes, which find the dataset there; None for threads of this one.
-
-    Attributes:
-        bad: What is wrong with the tars that cannot be used, by path, so far.
+    The result for each tar is kept in ``staging``, and taken from there; None keeps nothing.
     """
 
     def __init__(
@@ -61,7 +53,7 @@ class Scanner:
         workers: int,
         engine: tuple[TaskEngine, StoreSpec] | None = None,
     ) -> None:
-        self.bad: dict[str, str] = {}
+        self.bad: dict[str, str] = {}  # what is wrong with tars that cannot be used, by path, so far
         self._store, self._staging, self._options, self._workers = store, staging, options, workers
         self._engine = engine
 
@@ -87,11 +79,11 @@ class Scanner:
     def _results(self, entries: Sequence[ListEntry]) -> Iterator[ShardRecord | str]:
         if self._engine is None:
             return ordered_map(self.attempt, entries, self._workers)
-        staging = self._staging
-        tasks = [(entry, staging is not None and staging.has(entry.path)) for entry in entries]
-        engine, spec = self._engine
-        scan = partial(_scan_task, spec, self._options, staging is not None)
-        found = engine.map(scan, tasks, in_order=True)
+        staging, (engine, spec) = self._staging, self._engine
+        tasks = [
+            (entry, staging and [staging.path(entry.path)] * staging.has(entry.path)) for entry in entries
+        ]
+        found = engine.map(partial(_scan_task, spec, self._options), tasks, in_order=True)
         return (one if isinstance(one, str) else decode_record(one) for one in found)
 
     def raise_bad(self, total: int) -> None:
@@ -117,9 +109,9 @@ class Scanner:
             raise EmptyDatasetError("the tar has no samples", where=f"{self._store.url}/{entry.path}")
         check_names(scan, self._store)
         digests = digest_samples(self._store, entry, scan.offsets) if self._options.checksums else []
-        media_filter, media = self._options.media_filter, None
-        if media_filter is not None:
-            media = find_media(self._store, media_filter, media_files(scan, entry.meta.etag))
+        media = None
+        if self._options.media_filter is not None:
+            media = find_media(self._store, self._options.media_filter, media_files(scan, entry.meta.etag))
         record = ShardRecord(scan, digests, media)
         if staging is not None:
             staging.save(record, version)
@@ -134,27 +126,21 @@ class Scanner:
 
 
 def _scan_task(
-    spec: StoreSpec, options: ScanOptions, keeps: bool, task: tuple[ListEntry, bool]
+    spec: StoreSpec, options: ScanOptions, task: tuple[ListEntry, list[str] | None]
 ) -> bytes | str:
     """Scan a tar in another process; return the bytes of its record, or what is wrong with it.
 
-    ``keeps`` says whether the record is kept, and the task whether there may be one already.
+    The task has the path of the record that there is already, if any; None to keep none.
     """
-    entry, is_known = task
+    entry, known = task
     store = spec.open()
-    staging = ShardRecords(store, STAGING) if keeps else None
-    if staging is not None and is_known:
-        staging = ShardRecords(store, STAGING, [staging.path(entry.path)])
+    staging = None if known is None else ShardRecords(store, STAGING, known)
     found = Scanner(store, staging, options, 1).attempt(entry)
     return found if isinstance(found, str) else encode_record(found)
 
 
 def check_unchanged(store: Store, entries: Sequence[ListEntry], listed: Sequence[ListEntry]) -> None:
-    """Check that tars are in a new listing as they were in the listing before.
-
-    Raises:
-        ObjectChangedError: One was replaced or removed.
-    """
+    """Raise ObjectChangedError if a tar is not in a new listing as it was in the one before."""
     now = {entry.path: entry.meta for entry in listed}
     changed = [entry.path for entry in entries if now.get(entry.path) != entry.meta]
     if changed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,11 +66,7 @@ def encode_record(record: ShardRecord) -> bytes:
 
 
 def decode_record(data: bytes) -> ShardRecord:
-    """Return the record of some bytes.
-
-    Raises:
-        ValueError: They are not those of a record.
-    """
+    """Return the record of some bytes. Raises ValueError if they are not those of a record."""
     try:
         found = msgpack.unpackb(data)
         names = found["names"]
@@ -82,7 +78,19 @@ def decode_record(data: bytes) -> ShardRecord:
             [(sample, names[name], start, size) for sample, name, start, size in rows],
         )
         digests = np.frombuffer(found["digests"], dtype="<u8").tolist()
-        media = _media(found) if "media" in found else None
+        media: FoundMedia | None = None
+        if "media" in found:
+            known = {
+                name: _KINDS[kind].from_dict(json.loads(text))
+                for name, (kind, text) in found["media"].items()
+            }
+            layouts = {name: FileLayout.from_json(text) for name, text in found["layouts"].items()}
+            stored, skipped, unreadable = found["report"]
+            media = FoundMedia(
+                known,
+                {name: layout for name, layout in layouts.items() if layout is not None},
+                MediaReport(stored, skipped, tuple(unreadable)),
+            )
         if len(digests) not in (0, len(scan.keys)) or len(scan.keys) != len(scan.offsets) - 1:
             raise ValueError("its numbers do not agree")
     except (ValueError, KeyError, TypeError, IndexError, MetadataError, msgpack.UnpackException) as error:
@@ -90,25 +98,11 @@ def decode_record(data: bytes) -> ShardRecord:
     return ShardRecord(scan, digests, media)
 
 
-def _media(content: Mapping[str, Any]) -> FoundMedia:
-    known = {
-        name: _KINDS[kind].from_dict(json.loads(text)) for name, (kind, text) in content["media"].items()
-    }
-    layouts = {name: FileLayout.from_json(text) for name, text in content["layouts"].items()}
-    stored, skipped, unreadable = content["report"]
-    report = MediaReport(stored, skipped, tuple(unreadable))
-    return FoundMedia(known, {name: layout for name, layout in layouts.items() if layout is not None}, report)
-
-
 class ShardRecords:
     """Records of shards, and notes beside them, in a folder of the dataset.
 
-    After an interruption, the next run finds there what the last one did.
-
-    Args:
-        store: Store of the dataset's root.
-        folder: Folder of the records, relative to the dataset.
-        existing: Paths of files that were listed. ``has``, ``kept`` and ``shards`` look among them.
+    After an interruption, the next run finds there what the last one did. ``has``, ``kept`` and ``shards``
+    look among the paths of ``existing`` files.
     """
 
     def __init__(self, store: Store, folder: str, existing: Iterable[str] = ()) -> None:

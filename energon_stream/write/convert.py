@@ -25,8 +25,7 @@ from energon_stream.write.guess import guess_dataset_yaml
 from energon_stream.write.tar_shard import MAX_SIZE
 
 if TYPE_CHECKING:
-    from energon_stream.engine.shares import Part
-    from energon_stream.engine.tasks import TaskEngine
+    from energon_stream.engine.tasks import Part, TaskEngine
 
 CONVERSION = f"{META_FOLDER}/convert.json"  # what a dataset was converted from, or is being converted from
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from energon_stream import LocalEngine, WorkerConfig, convert_dataset, get_savable_loader, get_train_dataset
 from energon_stream.cli.main import main
-from energon_stream.engine.shares import Part
+from energon_stream.engine.tasks import Part
 from energon_stream.errors import (
     AccessDeniedError,
     ChecksumError,

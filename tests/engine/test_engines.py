@@ -16,8 +16,7 @@ import pytest
 
 from energon_stream.engine.cluster import RayEngine
 from energon_stream.engine.processes import LocalEngine
-from energon_stream.engine.shares import Part
-from energon_stream.engine.tasks import TaskEngine
+from energon_stream.engine.tasks import Part, TaskEngine
 from energon_stream.errors import (
     ConfigError,
     CorruptTarError,

@@ -15,7 +15,7 @@ from hooked_store import hooked
 
 from energon_stream import LocalEngine
 from energon_stream.cli.main import main
-from energon_stream.engine.shares import Part
+from energon_stream.engine.tasks import Part
 from energon_stream.errors import (
     AccessDeniedError,
     BadShardsError,

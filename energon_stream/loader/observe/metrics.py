@@ -1,15 +1,22 @@
-"""Statistics as metrics: for exporters, as scalars of a step, and as lines of a log."""
+"""Statistics as metrics: for exporters, as scalars of a step, as lines of a log, and in a file."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import socket
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from weakref import WeakMethod
 
+from energon_stream.atomic_files import write_whole
 from energon_stream.errors import ConfigError
 from energon_stream.threads import Repeater
 
@@ -18,9 +25,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log: logging.Logger = logging.getLogger("energon_stream.stats")
+STATS_DIR = "ENERGON_STREAM_STATS_DIR"
+"""Environment variable with the folder that loaders write their statistics to."""
+SUFFIX = ".stats.json"
 
-_BAR_SECONDS = 1.0  # time that a bar's rate and share of waiting stand for, at least
+log: logging.Logger = logging.getLogger("energon_stream.stats")
+_log = logging.getLogger(__name__)
+
+_BAR_SECONDS = 1.0  # that a bar's rate and share of waiting stand for, at least
+_FILE_SECONDS = 1.0  # between two writes of statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +41,12 @@ class Metric:
     """A metric of a loader, for exporters."""
 
     name: str  # without the prefix
-    kind: Literal["counter", "gauge"]
+    kind: Literal["counter", "gauge"]  # a counter grows; a gauge may take any value
     unit: str  # in UCUM, as OpenTelemetry has it
-    text: str
-    # Returns the values by the value of ``label``, which tells them apart; by ``""`` if there is none.
+    text: str  # what it is
+    # Returns its values by the value of ``label``; by ``""`` if it has no label.
     read: Callable[[LoaderStats], Mapping[str, float]]
-    label: str = ""
+    label: str = ""  # name of what tells the values apart
 
 
 def _one(read: Callable[[LoaderStats], float]) -> Callable[[LoaderStats], Mapping[str, float]]:
@@ -140,3 +153,45 @@ def _log_line(read: Callable[[], LoaderStats], recent: Recent) -> None:
             "stats": stats.as_json(),
         },
     )
+
+
+class Publisher:
+    """Writes a loader's statistics to a file of its own every second, until closed or the loader is gone."""
+
+    def __init__(self, read: Callable[[], LoaderStats], folder: str | os.PathLike[str]) -> None:
+        self._read = WeakMethod(read)
+        host, pid = socket.gethostname(), os.getpid()
+        self._about = {"host": host, "pid": pid}
+        self._path = Path(folder) / f"{host}-{pid}-{uuid.uuid4().hex[:8]}{SUFFIX}"
+        self._recent = Recent()
+        self._has_failed = False
+        self._repeater = Repeater(self._publish, _FILE_SECONDS, "publisher of the loader's statistics")
+
+    def close(self) -> None:
+        """End the thread, and remove the file."""
+        self._repeater.close()
+        self._remove()
+
+    def _remove(self) -> None:
+        if os.getpid() == self._about["pid"]:  # a fork of the program may close the loader, too
+            with suppress(OSError):
+                self._path.unlink()
+
+    def _publish(self) -> bool:
+        """Write the file; return False if the loader is gone."""
+        read = self._read()
+        if read is None:
+            self._remove()
+            return False
+        stats = read()
+        del read  # it keeps the loader alive
+        recent = self._recent.take(stats)
+        content = {**self._about, "time": time.time(), "recent": recent.as_json(), "whole": stats.as_json()}
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self._path, json.dumps(content).encode(), 0o600)
+        except OSError as error:
+            if not self._has_failed:
+                _log.warning("no statistics for energon-stream top: %s", error)
+            self._has_failed = True
+        return True

@@ -8,9 +8,15 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from energon_stream.loader.observe.meter import Meter
-from energon_stream.loader.observe.metrics import Recent, log_every, progress, write_scalars
+from energon_stream.loader.observe.metrics import (
+    STATS_DIR,
+    Publisher,
+    Recent,
+    log_every,
+    progress,
+    write_scalars,
+)
 from energon_stream.loader.observe.stats import LoaderStats, ProcessReport
-from energon_stream.loader.observe.stats_file import STATS_DIR, Publisher
 from energon_stream.loader.observe.trace import Trace, Traced
 from energon_stream.storage import CounterSnapshot
 

@@ -58,14 +58,12 @@ class Profile:
     functions: Mapping[str, int] = field(default_factory=dict)  # that found a user's function, by its name
 
     def __add__(self, other: Profile) -> Profile:
-        causes, functions = Counter(self.causes), Counter(self.functions)
-        causes.update(other.causes)
-        functions.update(other.functions)
-        return Profile(dict(causes), dict(functions))
+        causes = Counter(self.causes) + Counter(other.causes)
+        return Profile(dict(causes), dict(Counter(self.functions) + Counter(other.functions)))
 
     def __sub__(self, earlier: Profile) -> Profile:
-        causes, functions = Counter(self.causes), Counter(self.functions)
-        return Profile(dict(causes - Counter(earlier.causes)), dict(functions - Counter(earlier.functions)))
+        causes = Counter(self.causes) - Counter(earlier.causes)
+        return Profile(dict(causes), dict(Counter(self.functions) - Counter(earlier.functions)))
 
     @property
     def looks(self) -> int:

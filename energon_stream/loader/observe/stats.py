@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 _LATE = 0.1  # share of the time that a training loop must wait for batches to be called data-bound
 _LATE_ALONE = 0.25  # the same without workers, where the loop waits while its own process makes each batch
 _REFUSED = 0.05  # share of requests that must fail to be called throttled
-_SLOW = 2.0  # A rank is slow if it waits this many times as long as half of all ranks.
-_KEPT = ("rank", "num_workers", "first_batch_seconds", "waits")
-"""Statistics of the whole iteration, which have no difference."""
+_SLOW = 2.0  # a rank is slow if it waits this many times as long as half of all ranks
+_KEPT = ("rank", "num_workers", "first_batch_seconds", "waits")  # of the whole iteration: no difference
+
+_TIMES = ("samples_per_second", "first_batch_seconds", "seconds", "wait_seconds", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +141,7 @@ class LoaderStats:
         """Return plain values for ``json.dumps``."""
         io, cache = self.io, self.cache
         return {
-            "rank": self.rank,
-            "num_workers": self.num_workers,
-            "batches": self.batches,
-            "samples": self.samples,
-            "samples_per_second": self.samples_per_second,
-            "first_batch_seconds": self.first_batch_seconds,
-            "seconds": self.seconds,
-            "wait_seconds": self.wait_seconds,
-            "waiting": self.waiting,
+            **{name: getattr(self, name) for name in ("rank", "num_workers", "batches", "samples", *_TIMES)},
             "waits": {f"p{number}": seconds for number, seconds in self.waits.items()},
             "shares": self.shares,
             "functions": dict(self.profile.functions),

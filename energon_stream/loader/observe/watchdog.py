@@ -106,10 +106,7 @@ class Watchdog:
                     self._changed.wait(min(left, longest))
                 else:
                     self._deadline = None
-                    self._bark()
-
-    def _bark(self) -> None:
-        if self._dump:
-            faulthandler.dump_traceback(all_threads=True)
-        if self._callback is not None:
-            self._callback()
+                    if self._dump:
+                        faulthandler.dump_traceback(all_threads=True)
+                    if self._callback is not None:
+                        self._callback()

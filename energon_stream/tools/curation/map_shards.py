@@ -14,8 +14,7 @@ from energon_stream.tar.scan import scan_shard
 from energon_stream.tools.shard_copies import SampleRange, local_copy, read_samples
 
 if TYPE_CHECKING:
-    from energon_stream.engine.shares import Part
-    from energon_stream.engine.tasks import TaskEngine
+    from energon_stream.engine.tasks import Part, TaskEngine
 
 _R = TypeVar("_R")
 

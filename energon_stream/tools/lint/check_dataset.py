@@ -21,8 +21,7 @@ from energon_stream.tools.lint.report import LintReport, Problem, ShardReport
 
 if TYPE_CHECKING:
     from energon_stream.config.sample_factory import SampleFactory
-    from energon_stream.engine.shares import Part
-    from energon_stream.engine.tasks import TaskEngine
+    from energon_stream.engine.tasks import Part, TaskEngine
 
 _PLAIN = "all tars"
 """Stands for a split part where there are none."""

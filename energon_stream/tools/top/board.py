@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.loader.observe.stats_file import STATS_DIR, SUFFIX
+from energon_stream.loader.observe.metrics import STATS_DIR, SUFFIX
 from energon_stream.printable import printable_line
 
 _LONGEST = 1 << 20

@@ -18,7 +18,7 @@ from energon_stream import (
 )
 from energon_stream.cli.main import main
 from energon_stream.engine.processes import LocalEngine
-from energon_stream.engine.shares import Part
+from energon_stream.engine.tasks import Part
 from energon_stream.errors import ConfigError, DuplicateKeyError, NotPreparedError
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import TEXT_YAML, write_shards

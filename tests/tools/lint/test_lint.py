@@ -10,7 +10,7 @@ from hooked_store import hooked
 from energon_stream import lint_dataset
 from energon_stream.cli.main import main
 from energon_stream.engine.processes import LocalEngine
-from energon_stream.engine.shares import Part
+from energon_stream.engine.tasks import Part
 from energon_stream.errors import ConfigError
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CAPTIONING_YAML, captioning_dataset, write_shards

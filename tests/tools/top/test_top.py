@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.cli.main import main
 from energon_stream.errors import ConfigError
-from energon_stream.loader.observe import stats_file as publish
-from energon_stream.loader.observe.stats_file import STATS_DIR, SUFFIX
+from energon_stream.loader.observe import metrics as publish
+from energon_stream.loader.observe.metrics import STATS_DIR, SUFFIX
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.tools.top.board import COLUMNS, Board, Row, find_folder, read_board, row_of
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def stats(tmp_path, monkeypatch):
     monkeypatch.setenv(STATS_DIR, str(tmp_path / "stats"))
-    monkeypatch.setattr(publish, "SECONDS", 0.02)
+    monkeypatch.setattr(publish, "_FILE_SECONDS", 0.02)
     return tmp_path / "stats"
 
 
