@@ -278,7 +278,7 @@ class Sender:
         self._take_acknowledgements(0)
 
     def _take_acknowledgements(self, most: int) -> None:
-        """Take those that are there, and wait for more until no more than ``most`` are missing."""
+        """Take those that are there, and wait until at most ``most`` are missing."""
         try:
             while self._unacknowledged > most or self._pipe.poll():
                 self._take_acknowledgement()

@@ -14,7 +14,7 @@ from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, O
 from energon_stream.loader.mixture_control import MixtureReport, changed, mixture_of
 from energon_stream.loader.observe.observed import ObservedLoader
 from energon_stream.loader.position import LoaderPosition
-from energon_stream.loader.session import InProcess, Session
+from energon_stream.loader.session import InProcess
 from energon_stream.loader.workers import Workers
 from energon_stream.pipeline.dataset import drawing_of
 from energon_stream.plugins import debug_log
@@ -86,7 +86,7 @@ class BasicDataLoader(ObservedLoader[T]):
             cache_pool=cache_pool,
         )
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
-        self._session: Session | None = None
+        self._session: InProcess | Workers | None = None
         self._position = LoaderPosition.start(dataset)
         log = debug_log(self.worker_config.worker_log_level)
         self._log = None if log is None else log.LoaderLines(dataset, *self._log_names)
@@ -139,7 +139,7 @@ class BasicDataLoader(ObservedLoader[T]):
             elif position.begins_pass:
                 return
 
-    def _open(self) -> Session:
+    def _open(self) -> InProcess | Workers:
         """Start workers, or this process's readers, at the present position."""
         options = replace(self._options, is_traced=self._trace is not None and self._trace.is_running)
         kind = Workers if self.worker_config.num_workers else InProcess

@@ -119,12 +119,9 @@ def mixture_of(dataset: SavableDataset[Any], position: LoaderPosition) -> Mixtur
     found: list[tuple[ReaderDataset, int, float | None, int]] = []
     for path, reader in readers:
         samples: Counter[int] = Counter()
-        for stream, state in position.states.items():
-            for place, at in _reader_states(dataset, state and state["node"], ""):
-                if place == path:
-                    schedule = reader.schedule(stream, path, changes=position.changes)
-                    cursor = CursorCodec(schedule).unpack(at["at"])
-                    samples.update(samples_by_leaf(schedule, cursor, at["epoch"]))
+        for stream, at in _begun(dataset, position, path):
+            schedule = reader.schedule(stream, path, changes=position.changes)
+            samples.update(samples_by_leaf(schedule, CursorCodec(schedule).unpack(at["at"]), at["epoch"]))
         plan = reader.plan
         weights: tuple[float | None, ...] = (None,) * len(reader.leaves)
         if isinstance(plan, BlendPlan) and plan.is_live:
@@ -145,7 +142,12 @@ def changed(
     made: tuple[WeightChange, ...] = ()
     try:
         path, reader, plan = _live_reader(dataset)
-        first = _first_step(dataset, position, path, plan.per_batch)
+        possible = [
+            first_batch(at["at"][1], config.num_streams, stream, plan.per_batch)
+            for stream, at in _begun(dataset, position, path)
+        ]
+        # The first step of which no sample is chosen yet.
+        first = max(steps_of(dataset, position)[0], _step_from(max([0, *possible]), config, position))
         named = _in_order(reader, weights)
         if step is not None and not is_count(step):
             raise WeightsError(f"at_step is {step!r:.80}", hint=f"use a number of steps, {first} or more")
@@ -213,18 +215,6 @@ def _batch_of(step: int, config: WorkerConfig, position: LoaderPosition) -> int:
     """Return the first batch of the job of a step: each step since the loader began has one of each rank."""
     first, begin = position.begun
     return begin + max(0, step - first) * config.world_size
-
-
-def _first_step(dataset: SavableDataset[Any], position: LoaderPosition, path: str, per_batch: int) -> int:
-    """Return the first step of which no sample is chosen yet."""
-    config = dataset.worker_config
-    possible = [
-        first_batch(at["at"][1], config.num_streams, stream, per_batch)
-        for stream, state in position.states.items()
-        for place, at in _reader_states(dataset, state and state["node"], "")
-        if place == path
-    ]
-    return max(steps_of(dataset, position)[0], _step_from(max([0, *possible]), config, position))
 
 
 def _live_reader(dataset: SavableDataset[Any]) -> tuple[str, ReaderDataset, BlendPlan]:
@@ -322,6 +312,14 @@ def _mean(index: WebDatasetIndex) -> tuple[float, dict[str, float]]:
     shards = range(0, len(counts), -(-len(counts) // _SIZED_SHARDS))
     ends = [int(index.read_offsets(store, n, int(counts[n]), int(counts[n]))[-1]) for n in shards]
     return sum(ends) / max(1, sum(int(counts[shard]) for shard in shards)), costs
+
+
+def _begun(dataset: SavableDataset[Any], position: LoaderPosition, path: str) -> Iterator[tuple[int, State]]:
+    """Yield each stream in which the reader at a path has begun, and the state of its node."""
+    for stream, state in position.states.items():
+        for place, at in _reader_states(dataset, state and state["node"], ""):
+            if place == path:
+                yield stream, at
 
 
 def _reader_states(dataset: SavableDataset[Any], state: State, path: str) -> Iterator[tuple[str, State]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from energon_stream.loader.observe.meter import Reporter
 from energon_stream.loader.observe.monitor import Activity
-from energon_stream.loader.observe.observed import Observed
 from energon_stream.loader.observe.watchdog import Watchdog
 from energon_stream.loader.resources import limit_error
 from energon_stream.media import use_pool
@@ -24,18 +23,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Session(Observed, Protocol):
-    """The running streams of one rank."""
-
-    def step(self, stream: int) -> Step:
-        """Return the next step; the rotation decides that it is one of ``stream``."""
-
-    def close(self) -> None:
-        """End workers and close readers."""
-
-
 class InProcess:
-    """Runs the streams in the calling process."""
+    """Runs the streams in the calling process; has the methods of ``Workers``."""
 
     pids: tuple[int, ...] = ()
     restarts = 0

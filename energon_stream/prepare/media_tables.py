@@ -244,8 +244,7 @@ def _meta(store: Store, entries: Mapping[str, ObjectMeta], path: str) -> ObjectM
 
 
 def _batches(files: Iterator[MediaFile]) -> Iterator[list[MediaFile]]:
-    while batch := list(islice(files, _BATCH)):
-        yield batch
+    return iter(lambda: list(islice(files, _BATCH)), [])
 
 
 def _files(entries: Mapping[str, ObjectMeta]) -> Iterator[MediaFile]:

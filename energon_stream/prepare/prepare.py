@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import ConfigError, DatasetError, ObjectNotFoundError
+from energon_stream.errors import ConfigError, DatasetError, ObjectChangedError, ObjectNotFoundError
 from energon_stream.index.checksums import CHECKSUMS
 from energon_stream.index.index_files import encode_offsets, index_path
 from energon_stream.index.info_files import (
@@ -34,7 +34,7 @@ from energon_stream.prepare.publish import (
     publish,
     write_offsets,
 )
-from energon_stream.prepare.scanning import Scanner, ScanOptions, check_unchanged
+from energon_stream.prepare.scanning import Scanner, ScanOptions
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import ListEntry, Store, StoreSpec
 
@@ -319,7 +319,14 @@ class _Preparation:
         """Check that nothing changed meanwhile, and publish the index."""
         built, before = builder.complete(), 0 if old is None else len(old.counts)
         listed = list(self.store.list())
-        check_unchanged(self.store, good, listed)
+        now = {entry.path: entry.meta for entry in listed}
+        if changed := [entry.path for entry in good if now.get(entry.path) != entry.meta]:
+            named = ", ".join(changed[:3]) + (", …" if len(changed) > 3 else "")
+            raise ObjectChangedError(
+                f"{len(changed)} tars changed while the dataset was prepared: {named}",
+                where=self.store.url,
+                hint="run this again when nobody writes to the folder; what has not changed is not read again",
+            )
         split = self.dataset.split(entry.path for entry in good)
         exclude: tuple[str, ...] = ()
         if old is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from energon_stream.errors import BadShardsError, CorruptTarError, EmptyDatasetError, ObjectChangedError
+from energon_stream.errors import BadShardsError, CorruptTarError, EmptyDatasetError
 from energon_stream.index.checksums import digest_samples
 from energon_stream.index.info_files import STAGING
 from energon_stream.prepare.media_tables import find_media, media_files
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from energon_stream.engine.tasks import TaskEngine
     from energon_stream.prepare.media_headers import MediaFilter
     from energon_stream.storage import ListEntry, Store, StoreSpec
-
-_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +135,3 @@ def _scan_task(
     staging = None if known is None else ShardRecords(store, STAGING, known)
     found = Scanner(store, staging, options, 1).attempt(entry)
     return found if isinstance(found, str) else encode_record(found)
-
-
-def check_unchanged(store: Store, entries: Sequence[ListEntry], listed: Sequence[ListEntry]) -> None:
-    """Raise ObjectChangedError if a tar is not in a new listing as it was in the one before."""
-    now = {entry.path: entry.meta for entry in listed}
-    changed = [entry.path for entry in entries if now.get(entry.path) != entry.meta]
-    if changed:
-        named = ", ".join(changed[:_NAMED]) + (", …" if len(changed) > _NAMED else "")
-        raise ObjectChangedError(
-            f"{len(changed)} tars changed while the dataset was prepared: {named}",
-            where=store.url,
-            hint="run this again when nobody writes to the folder; what has not changed is not read again",
-        )

@@ -18,7 +18,6 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.pipeline.failures import running_call
@@ -28,16 +27,12 @@ from energon_stream.tracing import start_recording, stop_recording
 if TYPE_CHECKING:
     import socket
 
-_READY = b"!"
-_ASK = b"?"
-_TRACE = b"+"
-_TRACED = b"-"
-_END = b"\0"
+_READY, _ASK, _TRACE, _TRACED, _END = b"!", b"?", b"+", b"-", b"\0"
 
+# Seconds between checks that the main process lives. The end of the line shows it at once in most cases:
+# not where another child of the main process has inherited it.
 _PARENT_SECONDS = 5.0
-"""Seconds between checks that the main process lives. The end of the line shows it at once in most cases:
-not where another child of the main process has inherited it."""
-_GRACE_SECONDS = 5.0  # seconds for a worker to end by itself once the main process is gone
+_GRACE_SECONDS = 5.0  # for a worker to end by itself once the main process is gone
 _ANSWER_SECONDS = 2.0
 _TRACED_SECONDS = 30.0
 _DUMP_SECONDS = 1.0
@@ -61,7 +56,11 @@ class Activity:
             frames.pop(threading.get_ident(), None)
             call = running_call(frames.get(ident or 0))
             own_first = sorted(frames, key=lambda number: number != ident)
-            stacks = "\n".join(_stack(names.get(number), frames[number]) for number in own_first)
+            stacks = "\n".join(
+                f"Thread {names.get(number, 'unknown to threading')} (most recent call last):\n"
+                + "".join(traceback.format_stack(frames[number]))
+                for number in own_first
+            )
         return cls(None, None, stacks) if call is None else cls(call[0], _key(call[1]), stacks)
 
     @classmethod
@@ -81,11 +80,6 @@ class Activity:
             return "no function of the user is running"
         of_sample = "" if self.sample is None else f" on sample {self.sample}"
         return f"it is in {self.function}{of_sample}"
-
-
-def _stack(name: str | None, frame: FrameType) -> str:
-    lines = "".join(traceback.format_stack(frame))
-    return f"Thread {name or 'unknown to threading'} (most recent call last):\n{lines}"
 
 
 def _key(sample: Any) -> str | None:
@@ -114,15 +108,13 @@ class Monitor:
 
     def stop_trace(self, path: str) -> bool:
         """Have the worker write its events to a file; return whether it has done so, within some seconds."""
-        with self._lock:
-            try:
-                self._line.setblocking(True)
-                self._line.sendall(_TRACED + os.fsencode(path) + _END)
-                is_done = self._read(_TRACED_SECONDS, until=_END).endswith(_END)
-            except OSError:
-                return False
+        is_done = False
+        with self._lock, contextlib.suppress(OSError):
+            self._line.setblocking(True)
+            self._line.sendall(_TRACED + os.fsencode(path) + _END)
+            is_done = self._read(_TRACED_SECONDS, until=_END).endswith(_END)
             self._is_ready = self._is_ready or is_done
-            return is_done
+        return is_done
 
     def ask(self) -> Activity:
         """Return what the worker is doing. It takes a few seconds at most."""
@@ -220,10 +212,9 @@ def _is_orphan(parent: int) -> bool:
     main = multiprocessing.parent_process()
     if main is None or main.pid is None or main.pid == parent:
         return True
-    try:
-        os.kill(main.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(main.pid, 0)
+        except ProcessLookupError:
+            return True
     return False

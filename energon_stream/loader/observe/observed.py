@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from energon_stream.loader.observe.meter import Meter
 from energon_stream.loader.observe.metrics import (
@@ -17,7 +17,7 @@ from energon_stream.loader.observe.metrics import (
     write_scalars,
 )
 from energon_stream.loader.observe.stats import LoaderStats, ProcessReport
-from energon_stream.loader.observe.trace import Trace, Traced
+from energon_stream.loader.observe.trace import Observed, Trace
 from energon_stream.storage import CounterSnapshot
 
 if TYPE_CHECKING:
@@ -27,21 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_other = TypeVar("T_other")
-
-
-class Observed(Traced, Protocol):
-    """Running streams of a loader."""
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the workers."""
-
-    @property
-    def restarts(self) -> int:
-        """Workers that took the place of others."""
-
-    def report(self) -> ProcessReport:
-        """Return the counters and the profile so far."""
 
 
 class ObservedLoader(Generic[T]):

@@ -10,17 +10,31 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.threads import thread_errors
 from energon_stream.tracing import start_recording, stop_recording
 
+if TYPE_CHECKING:
+    from energon_stream.loader.observe.stats import ProcessReport
+
 _log = logging.getLogger(__name__)
 
 
-class Traced(Protocol):
-    """Workers that can record their events."""
+class Observed(Protocol):
+    """Running streams of a loader."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers."""
+
+    @property
+    def restarts(self) -> int:
+        """Workers that took the place of others."""
+
+    def report(self) -> ProcessReport:
+        """Return the counters and the profile so far."""
 
     def start_trace(self) -> None:
         """Have workers record their events."""
@@ -37,7 +51,7 @@ class Trace:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], seconds: float | None, session: Callable[[], Traced | None]
+        self, path: str | os.PathLike[str], seconds: float | None, session: Callable[[], Observed | None]
     ) -> None:
         if seconds is not None and not seconds > 0:
             raise ConfigError(f"seconds is {seconds}", hint="use a positive number")
@@ -67,7 +81,7 @@ class Trace:
         with self._lock:
             return not self._is_over
 
-    def closing(self, session: Traced) -> None:
+    def closing(self, session: Observed) -> None:
         """Take the events of workers that are about to end, unless that was done."""
         with self._lock:
             if not self._is_over:
