@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
@@ -46,8 +46,9 @@ By Megatron-Energon's conventions they end it as the cause of a ``FatalSampleErr
 """
 
 
-def _field(sample: Any, name: str) -> Any:
-    return sample.get(name) if isinstance(sample, dict) else getattr(sample, name, None)
+def field_of(sample: Any, name: str) -> Any:
+    """Return a field of a sample or batch, which may be a dict; None if it has no such field."""
+    return sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
 
 
 def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
@@ -59,7 +60,7 @@ def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
         >>> from energon_stream import log_exception
         >>> log_exception(ValueError("no caption"), {"__key__": "a.tar/7"})
     """
-    key = _field(sample, "__key__")
+    key = field_of(sample, "__key__")
     _log.warning("skipping sample %s (%s): %s: %s", key, sources, type(error).__name__, error, exc_info=error)
 
 
@@ -137,7 +138,7 @@ class FailureGuard:
         tolerable = isinstance(error, (SampleError, StorageError) if self._handler else SampleError)
         if isinstance(error, EnergonStreamError) and not tolerable:
             raise error
-        sources = _field(sample, "__sources__")
+        sources = field_of(sample, "__sources__")
         (self._handler or log_exception)(error, sample, sources)
         self.in_a_row += 1
         if self._tolerance and self.in_a_row >= self._tolerance:

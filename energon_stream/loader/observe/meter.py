@@ -13,6 +13,7 @@ import numpy as np
 from energon_stream.cache import cache_counters
 from energon_stream.loader.observe.profile import Profiler
 from energon_stream.loader.observe.stats import LoaderStats, ProcessReport
+from energon_stream.pipeline.failures import field_of
 from energon_stream.storage import default_counters
 from energon_stream.tracing import current_recorder
 
@@ -115,5 +116,5 @@ def percentile(ascending: Sequence[float], number: float) -> float:
 
 def samples_in(batch: Any) -> int:
     """Return the number of samples in a batch, by its keys."""
-    keys = batch.get("__key__") if isinstance(batch, dict) else getattr(batch, "__key__", None)
+    keys = field_of(batch, "__key__")
     return len(keys) if isinstance(keys, (list, tuple)) else 1

@@ -16,11 +16,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.pipeline.failures import running_call
+from energon_stream.pipeline.failures import field_of, running_call
 from energon_stream.threads import steady_stacks
 from energon_stream.tracing import start_recording, stop_recording
 
@@ -85,7 +84,7 @@ class Activity:
 def _key(sample: Any) -> str | None:
     if isinstance(sample, (int, str)):  # elements of other datasets
         return f"{sample!r:.100}"
-    key = sample.get("__key__") if isinstance(sample, Mapping) else getattr(sample, "__key__", None)
+    key = field_of(sample, "__key__")
     if isinstance(key, (list, tuple)):
         key = key[0] if key else None
     return None if key is None else str(key)
