@@ -1,4 +1,4 @@
-"""Sessions of running loaders: the streams of one rank, here in this process."""
+"""The session of a loader without workers: the streams of its rank run in this process."""
 
 from __future__ import annotations
 

@@ -22,14 +22,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Modules that the fork server imports once, so that workers start with them.
 PRELOADED = (
     "energon_stream.loader.fork_server",
     "__main__",
     "energon_stream.loader.worker_process",
     "energon_stream.storage._obstore",
 )
-"""Modules that the fork server imports once, so that workers start with them."""
-
 _SECONDS_TO_DIE, _TRIES = 5.0, 100
 
 _GUARD = re.compile(r"^if\s+__name__\s*==", re.MULTILINE)

@@ -43,12 +43,10 @@ class Failure:
         return cls(pickled_error(error), f"{type(error).__name__}: {error}", trace)
 
 
+# Signals that reach the whole process group, and are for the main process: Slurm, Kubernetes and terminals
+# signal all processes. The main process then saves and ends, and needs workers that go on until it closes
+# them. A forked worker has inherited the handlers of the program, which must not run twice.
 _FOR_MAIN = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR2") if hasattr(signal, name)]
-"""Signals that reach the whole process group, and are for the main process.
-
-Slurm, Kubernetes and terminals signal all processes. The main process then saves and ends, and needs workers
-that go on until it closes them. The program's handlers, which a forked worker inherits, must not run twice.
-"""
 # Signals to hold back while a worker starts, until it leaves them to the main process.
 HELD_SIGNALS = [signal.SIGINT, *_FOR_MAIN, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from energon_stream.media.file_layout import FileLayout
     from energon_stream.media.metadata import MediaMetadataBase
 
+# Megatron-Energon's tables, and one of our own, of which it takes no notice.
 MEDIA_TABLES = """
 CREATE TABLE IF NOT EXISTS media_metadata (
   entry_key TEXT PRIMARY KEY, metadata_type TEXT NOT NULL, metadata_json TEXT NOT NULL);
@@ -42,7 +43,6 @@ CREATE TABLE IF NOT EXISTS media_filters (
   created_at_utc TEXT DEFAULT CURRENT_TIMESTAMP, UNIQUE(strategy, patterns));
 CREATE TABLE IF NOT EXISTS media_layouts (entry_key TEXT PRIMARY KEY, layout_json TEXT NOT NULL);
 """
-"""Megatron-Energon's tables, and one of our own, of which it takes no notice."""
 _PARTS = """
 SELECT sample_key || '.' || part_name, tar_file_id, content_byte_offset, content_byte_size
 FROM sample_parts JOIN samples USING (tar_file_id, sample_index)
@@ -99,7 +99,7 @@ def find_media(store: Store, media_filter: MediaFilter, files: Iterable[MediaFil
 
 
 class MediaTables:
-    """Writes the two tables of media metadata into an open database. Rows of earlier filters stay."""
+    """Writes the tables of media metadata into an open database. Rows of earlier filters stay."""
 
     def __init__(self, database: sqlite3.Connection, media_filter: MediaFilter) -> None:
         self._database = database
