@@ -3,10 +3,9 @@
 Large byte strings and tensors lie in slots of anonymous shared memory; the pickle on the pipe has only their
 places. A batch that the library stacks is made in its slot (``samples/batch_memory.py``); other values are
 copied there. The parent's tensors are views of the slot, which it gives back when no view is left: numbers of
-free slots travel with the acknowledgements of messages. A consumer that holds more than a few batches gets
-copies, so the worker always has a slot. There is no named shared memory and nothing to clean up: a forked
-worker inherits it, others get a file descriptor. Where the system has none without a name (macOS), everything
-is pickled.
+free slots travel with the acknowledgements of messages. A consumer that holds three batches gets copies of
+later ones, so the worker always has a slot. The memory has no name, so there is nothing to clean up: a
+forked worker inherits it, others get a file descriptor. macOS has no such memory; there, all is pickled.
 """
 
 from __future__ import annotations
@@ -278,7 +277,7 @@ class Sender:
         self._take_acknowledgements(0)
 
     def _take_acknowledgements(self, most: int) -> None:
-        """Take those that are there, and wait until at most ``most`` are missing."""
+        """Take what came; wait while more than ``most`` messages have no acknowledgement."""
         try:
             while self._unacknowledged > most or self._pipe.poll():
                 self._take_acknowledgement()

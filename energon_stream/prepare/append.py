@@ -45,7 +45,6 @@ WHERE tar_file_id < ? ORDER BY tar_file_id, sample_index, content_byte_offset
 """
 _CHECKSUMS = "checksums"
 _AGAIN = "prepare the whole dataset again with force=True"
-_NAMED = 3
 
 
 class OldDataset:
@@ -208,7 +207,7 @@ class OldShards:
         if self._changed:
             named = [f"{path} {problem}" for path, problem in self._changed.items()]
             raise IndexMismatchError(
-                f"{len(named)} old shards changed: {', '.join(named[:_NAMED])}{', …' * (len(named) > _NAMED)}",
+                f"{len(named)} old shards changed: {', '.join(named[:3])}{', …' * (len(named) > 3)}",
                 where=self._store.url,
                 hint=f"tars can be added while the old ones stay as they are: restore them, or {_AGAIN}",
             )

@@ -160,7 +160,7 @@ class Monitor:
 
 
 def answer_monitor(line: socket.socket) -> None:
-    """Answer questions about the calling thread, in a thread of its own, until the main process is gone."""
+    """Start a thread that answers questions about the calling thread until the main process is gone."""
     line.settimeout(_PARENT_SECONDS)  # also makes it non-blocking for faulthandler, which must not wait
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=line.fileno(), all_threads=True)
