@@ -56,7 +56,9 @@ class OldDataset:
         IndexMismatchError: The checksums are damaged, or of another preparation.
     """
 
-    def __init__(self, store: Store, staging: ShardRecords, split_config: str) -> None:
+    def __init__(
+        self, store: Store, staging: ShardRecords, split_config: str, listed: Sequence[ListEntry]
+    ) -> None:
         note, split_path = Publishing.of(staging), f"{META_FOLDER}/{split_config}"
         if note is not None and note.first is None:
             raise ConfigError(
@@ -76,7 +78,9 @@ class OldDataset:
                 where=store.url,
                 hint="leave out append=True",
             ) from error
-        self._store = store
+        self._store, self._listed = store, {entry.path: entry for entry in listed}
+        self._changed: dict[str, str] = {}  # what is wrong with shards, by path
+        self._doubtful: dict[str, int] = {}  # hash of the record by path
         # Number of samples by path of the shards that ``.info.json`` has, in order.
         self.present: Mapping[str, int] = parse_info(data, f"{store.url}/{info}")
         first = len(self.present) if note is None or note.first is None else note.first
@@ -130,10 +134,46 @@ class OldDataset:
                     offsets.append(sum(of_tar[-1][2:]) if of_tar else 0)
                     scan = ShardScan(path, [row[1] for row in of_tar], offsets, [row[1:] for row in of_parts])
                     digests = [] if self.checksums is None else self.checksums[begin : begin + count].tolist()
+                    self._look_at(scan)
                     yield ShardRecord(scan, digests)
                     begin += count
             except sqlite3.DatabaseError as error:
                 raise self._mismatch(str(error)) from error
+
+    def _look_at(self, scan: ShardScan) -> None:
+        tar, index = self._listed.get(scan.path), self._listed.get(index_path(scan.path))
+        if tar is None:
+            self._changed[scan.path] = "is gone"
+        elif tar.meta.size < scan.offsets[-1] + TAR_RECORD:
+            self._changed[scan.path] = "is shorter"
+        else:
+            written, indexed = tar.meta.last_modified, None if index is None else index.meta.last_modified
+            if written is not None and indexed is not None and written < indexed:
+                return
+            self._doubtful[scan.path] = _hash(scan)
+
+    def check(self, workers: int) -> None:
+        """Raise IndexMismatchError if a shard of :meth:`records` is not as it was when it was indexed.
+
+        A tar must be listed, be as long as the index says, and be older than its ``.tar.idx``. The headers of
+        one that may be newer, such as after copying, are compared with the index.
+        """
+
+        def compare(path: str) -> tuple[str, bool]:
+            with suppress(CorruptTarError):
+                return path, _hash(scan_shard(self._store, self._listed[path])) == self._doubtful[path]
+            return path, False
+
+        for path, is_same in ordered_map(compare, self._doubtful, workers):
+            if not is_same:
+                self._changed[path] = "has other content"
+        if self._changed:
+            named = [f"{path} {problem}" for path, problem in self._changed.items()]
+            raise IndexMismatchError(
+                f"{len(named)} old shards changed: {', '.join(named[:3])}{', …' * (len(named) > 3)}",
+                where=self._store.url,
+                hint=f"tars can be added while the old ones stay as they are: restore them, or {_AGAIN}",
+            )
 
     def media_filter(self, database: str) -> MediaFilter | None:
         """Return the media filter of the index at a local path; None if it has no media.
@@ -164,53 +204,6 @@ def copy_media(old: str, new: sqlite3.Connection) -> None:
     for table in present & tables.keys():  # other programs write no layouts
         rows = _rows(old, f"SELECT * FROM {table}")
         new.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({tables[table]})", rows)
-
-
-class OldShards:
-    """Checks that the old shards are as they were when they were indexed, without reading them.
-
-    A tar must be listed, be as long as the index says, and not be newer than its ``.tar.idx``. The headers of
-    one that may be newer, such as after copying, are compared with the index.
-    """
-
-    def __init__(self, store: Store, listed: Sequence[ListEntry]) -> None:
-        self._store = store
-        self._listed = {entry.path: entry for entry in listed}
-        self._changed: dict[str, str] = {}
-        self._doubtful: dict[str, int] = {}  # hash of the record by path
-
-    def see(self, record: ShardRecord) -> None:
-        """Look at the next shard."""
-        scan = record.scan
-        tar, index = self._listed.get(scan.path), self._listed.get(index_path(scan.path))
-        if tar is None:
-            self._changed[scan.path] = "is gone"
-        elif tar.meta.size < scan.offsets[-1] + TAR_RECORD:
-            self._changed[scan.path] = "is shorter"
-        else:
-            written, indexed = tar.meta.last_modified, None if index is None else index.meta.last_modified
-            if written is not None and indexed is not None and written < indexed:
-                return
-            self._doubtful[scan.path] = _hash(scan)
-
-    def check(self, workers: int) -> None:
-        """Read headers of doubtful shards. Raises IndexMismatchError if a shard changed or is gone."""
-
-        def compare(path: str) -> tuple[str, bool]:
-            with suppress(CorruptTarError):
-                return path, _hash(scan_shard(self._store, self._listed[path])) == self._doubtful[path]
-            return path, False
-
-        for path, is_same in ordered_map(compare, self._doubtful, workers):
-            if not is_same:
-                self._changed[path] = "has other content"
-        if self._changed:
-            named = [f"{path} {problem}" for path, problem in self._changed.items()]
-            raise IndexMismatchError(
-                f"{len(named)} old shards changed: {', '.join(named[:3])}{', …' * (len(named) > 3)}",
-                where=self._store.url,
-                hint=f"tars can be added while the old ones stay as they are: restore them, or {_AGAIN}",
-            )
 
 
 def _hash(scan: ShardScan) -> int:

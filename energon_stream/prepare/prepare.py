@@ -23,7 +23,7 @@ from energon_stream.index.info_files import (
 from energon_stream.index.plain import find_shards, select_shards
 from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_bytes
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file, temporary_folder
-from energon_stream.prepare.append import OldDataset, OldShards, copy_media
+from energon_stream.prepare.append import OldDataset, copy_media
 from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.duplicates import separate_tars
 from energon_stream.prepare.publish import (
@@ -275,7 +275,7 @@ class _Preparation:
     ) -> PrepareReport:
         """Add the tars that the dataset does not have, and publish it."""
         store = self.store
-        old = OldDataset(store, self.staging, self.dataset.split_config)
+        old = OldDataset(store, self.staging, self.dataset.split_config, listed)
         if options.checksums and old.checksums is None:
             raise ConfigError(
                 "the dataset has no checksums, so they cannot be added for new tars alone",
@@ -294,11 +294,9 @@ class _Preparation:
             stack.enter_context(builder)
             if media_filter is not None:
                 copy_media(database, builder.connection)
-            shards = OldShards(store, listed)
             for record in old.records(database):
                 builder.add(record)
-                shards.see(record)
-            shards.check(self.workers)
+            old.check(self.workers)
             if not new:
                 return PrepareReport(
                     dict(old.present), old.joined_split({}), tuple(sorted(builder.parts)), ()
