@@ -19,7 +19,6 @@ ALLOWED = {
     ("fork.py", "pickle.loads"),
     ("engine/processes.py", "pickle.loads"),
     ("loader/workers.py", "pickle.loads"),
-    ("loader/worker_process.py", "pickle.loads"),
     ("media/file_pool.py", "pickle.loads"),
     ("loader/savable.py", "marshal.loads"),
     ("testing/store_suite.py", "pickle.loads"),
