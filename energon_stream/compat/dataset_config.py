@@ -90,8 +90,8 @@ def get_dataset_from_config(
 ) -> Any:
     """Create the object that the ``dataset.yaml`` of a prepared dataset describes; its ``build()`` opens it.
 
-    The path is a folder, or a ``.jsonl`` file. ``sample_type`` is for type checkers only. The other arguments
-    are those of ``BaseWebdatasetFactory``. Raises what :func:`load_config` raises.
+    The path is a folder, or a ``.jsonl`` file. ``sample_type`` is for type checkers only. For other
+    arguments see ``BaseWebdatasetFactory``. Raises what :func:`load_config` raises.
 
     Example:
         >>> from energon_stream import WorkerConfig

@@ -137,7 +137,7 @@ def write_state(path: Path, state: Any) -> None:
 
 
 def read_state(path: Path, hint: str) -> Any:
-    """Return a loader's state from a checkpoint; raise StateError if the file has none or is damaged."""
+    """Return a loader's state from a checkpoint. Raises StateError if the file is damaged or another."""
     try:
         content = torch.load(path, weights_only=True)
     except Exception as error:  # of many kinds, for a damaged file

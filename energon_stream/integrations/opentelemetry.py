@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
@@ -57,23 +58,20 @@ def observe_loader(
     meter, reference = provider.get_meter(_SCOPE), weakref.ref(loader)
     for metric in METRICS:
         make = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
-        callback = _reader(reference, name, metric)
+        callback = partial(_read, reference, name, metric)
         make(f"{_SCOPE}.{metric.name}", callbacks=[callback], unit=metric.unit, description=metric.text)
 
 
-def _reader(
-    reference: weakref.ref[BasicDataLoader[Any]], name: str, metric: Metric
-) -> Callable[[metrics.CallbackOptions], Iterator[metrics.Observation]]:
-    def read(options: metrics.CallbackOptions) -> Iterator[metrics.Observation]:
-        loader = reference()
-        if loader is None:
-            return
-        stats = loader.stats()
-        about = {"loader": name, "rank": stats.rank}
-        for label, value in metric.read(stats).items():
-            yield metrics.Observation(value, {**about, metric.label: label} if metric.label else about)
-
-    return read
+def _read(
+    reference: weakref.ref[BasicDataLoader[Any]], name: str, metric: Metric, _: metrics.CallbackOptions
+) -> Iterator[metrics.Observation]:
+    loader = reference()
+    if loader is None:
+        return
+    stats = loader.stats()
+    about = {"loader": name, "rank": stats.rank}
+    for label, value in metric.read(stats).items():
+        yield metrics.Observation(value, {**about, metric.label: label} if metric.label else about)
 
 
 def send_spans(path: str | os.PathLike[str], *, tracer_provider: TracerProvider | None = None) -> int:

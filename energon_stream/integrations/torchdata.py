@@ -24,8 +24,8 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
 
     A pass of the loader is an iteration of the node. ``torchdata.nodes.Loader`` calls ``reset(None)`` for
     each ``for`` loop. After the end of a pass, that begins the next one. In the middle of a pass, it goes
-    back to its beginning, because batches that later nodes fetched and nobody used would be lost. A pass
-    whose end later nodes have fetched counts as ended.
+    back to its beginning: later nodes may have fetched batches that were never used, and going on would lose
+    them. A pass whose end later nodes have fetched counts as ended.
 
     The state is the loader's position after the last batch that the node returned; nodes such as
     ``Prefetcher`` keep it with their batches.

@@ -106,12 +106,10 @@ class ColumnMap:
                 value = {column: _value(row, column, where) for column in part.columns}
             else:
                 value = _value(row, part.columns[0], where)
-            if part.how == "file" and value not in (None, ""):
-                if not isinstance(value, str):
+            if part.how == "file":
+                if value not in (None, "") and not isinstance(value, str):
                     raise TypeError("it is not a path")
-                value = {"bytes": read(value), "path": value}
-            elif part.how == "file":
-                value = None
+                value = {"bytes": read(value), "path": value} if value else None
             return list(parts_of_value(name, value, read))
         except ObjectNotFoundError as error:
             raise MissingFileError(

@@ -109,11 +109,6 @@ def finish_dataset(
     if existing & {INFO_JSON, INFO_YAML}:
         records.remove()
         return read_info(store)
-    _check_complete(store, existing)
-    return publish_shards(store, records.shards(), options, tmp_path=tmp_path)
-
-
-def _check_complete(store: Store, existing: set[str]) -> None:
     states = [load_part(store, path) for path in part_files(existing)]
     if not states:
         raise ConfigError("no writer has written here", where=store.url, hint="check the path")
@@ -126,3 +121,4 @@ def _check_complete(store: Store, existing: set[str]) -> None:
             where=store.url,
             hint="open its writer again; it goes on after its last complete shard",
         )
+    return publish_shards(store, records.shards(), options, tmp_path=tmp_path)

@@ -42,9 +42,9 @@ class ShardWriter:
     """Writes samples to a new dataset: tars, their indices, and at the end the metadata that publishes it.
 
     Use it as a context. When the block ends without an error, the dataset is complete and can be loaded;
-    before that, loading it fails. If the process ends early, open a writer with the same arguments again:
-    it goes on after the last complete shard, and ``written`` says how many samples to leave out. Equal
-    samples give equal bytes.
+    before that, loading it fails. If the process ends early, open a writer with the same arguments again: it
+    goes on after the last complete shard, and ``written`` says how many samples to leave out. Equal samples
+    give equal bytes.
 
     A shard is built in a local file. Its upload, in several requests if the tar is large, runs while the next
     shard is built.

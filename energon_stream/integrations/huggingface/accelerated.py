@@ -40,7 +40,7 @@ def worker_config_of(
     """Make the configuration of this process for an ``Accelerator``.
 
     Processes that share data, along the mesh's dimensions of tensor, context and sequence parallelism, get
-    the same rank. The other arguments are those of :class:`WorkerConfig`.
+    the same rank. For other arguments see :class:`WorkerConfig`.
 
     Example:
         >>> from accelerate import Accelerator
