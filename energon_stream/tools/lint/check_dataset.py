@@ -44,8 +44,8 @@ def lint_dataset(
 ) -> LintReport:
     """Check a dataset: tars, indices, checksums, and all parts of all samples.
 
-    Each shard is read once. Nothing that is wrong ends the check: all problems are in the report. Tars that
-    nobody prepared are checked as well.
+    Each shard is read once. Nothing that is wrong ends the check: all problems are in the report. Tars
+    without an index are checked as well.
 
     Args:
         url_or_path: Folder of a dataset or of tars, or tars such as ``a/{0..9}.tar``.
@@ -59,7 +59,7 @@ def lint_dataset(
         seed: Which samples a ``sample_rate`` below 1 takes.
         part: Share of the shards, for jobs side by side; None for all.
         engine: Where shards are checked; None for this process.
-        storage_options: Credentials and the like for the URL's file system.
+        storage_options: Options of the URL's file system, such as credentials.
         on_done: Called with the number of shards that are done, and of all shards.
         on_problem: Called with each problem as soon as it is found.
 
