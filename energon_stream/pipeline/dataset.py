@@ -243,8 +243,10 @@ class Operator(SavableDataset[T_co]):
 class Wrapper(Operator[T_co]):
     """Base of operators on one dataset. By default, elements pass one by one, with the keys they have."""
 
+    dataset: SavableDataset[Any]
+
     def __init__(self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None) -> None:
-        self.dataset: SavableDataset[Any] = dataset
+        self.dataset = dataset
         self.inputs: tuple[SavableDataset[Any], ...] = (dataset,)
         self.worker_config: WorkerConfig = common_config(self.inputs, worker_config)
 
