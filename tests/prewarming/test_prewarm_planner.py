@@ -22,7 +22,7 @@ OPTIONS = ReadOptions(max_in_flight=IN_FLIGHT)
 @pytest.fixture
 def large(tmp_path):
     prepared_binary_dataset(tmp_path / "s3" / "bucket" / "data", samples=2000, shards=5)
-    with S3Server(tmp_path / "s3", rate=20e6) as server:
+    with S3Server(tmp_path / "s3", rate=5e6) as server:
         yield server
 
 

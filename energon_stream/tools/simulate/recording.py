@@ -16,7 +16,7 @@ from energon_stream.urls import is_local, local_path, url_scheme
 T = TypeVar("T")
 
 _SCHEME = "recorded+"
-_HOLD = 0.02  # seconds that each request takes at least, so that concurrent ones overlap on any store
+_HOLD = 0.05  # seconds that each request takes at least, so that concurrent ones overlap on any store
 
 
 @dataclass(slots=True, eq=False)
