@@ -149,7 +149,7 @@ def deal_to_streams(loads: Float64Array, streams: int, ranks: int) -> tuple[list
 def deal_to_steps(loads: Float64Array, levels: Sequence[int], key: int) -> Int64Array:
     """Return the packs of each global step, a row each; steps and rows are in a random order.
 
-    Packs are sorted by load and cut into levels, each with its number of steps, the lightest first. Neighbours
+    Packs are sorted by load and cut into levels, each of a number of steps, the lightest first. Neighbours
     in a level are dealt to its steps at random. With one level, every step has packs of all loads; with more,
     of fewer.
     """
