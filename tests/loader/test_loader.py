@@ -55,6 +55,7 @@ def plain(size, workers, streams):
 
 
 @pytest.mark.parametrize(("workers", "start_method"), [(1, "fork"), (2, "fork"), (3, "fork"), (2, "spawn")])
+@pytest.mark.usefixtures("forked_spawn")
 def test_workers_give_what_the_streams_give_in_process(workers, start_method):
     expected = list(get_loader(dataset(streams=6)))
     with get_loader(dataset(workers, streams=6), start_method=start_method) as loader:

@@ -1,7 +1,7 @@
 """Samples, as integers, through changes of ranks: none is missing, none comes twice.
 
-``make test`` takes an eighth of them, ``make test-all`` a million as well. The plan, the cursors, the states
-and the dealing are the library's; only the bytes are left out.
+``make test`` takes a sixteenth of them, ``make test-all`` a million as well. The plan, the cursors, the
+states and the dealing are the library's; only the bytes are left out.
 """
 
 import random
@@ -59,7 +59,7 @@ class Sources:
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-@pytest.fixture(params=[8, pytest.param(1, marks=pytest.mark.slow)], ids=["eighth", "million"])
+@pytest.fixture(params=[16, pytest.param(1, marks=pytest.mark.slow)], ids=["sixteenth", "million"])
 def sources(request):
     return Sources(request.param)
 

@@ -1,6 +1,7 @@
 """What type checkers infer for a user: both check a program whose every ``assert_type`` must hold.
 
 Both complain of an ``ignore`` comment without an error, so they must find the errors that the program marks.
+mypy shares the cache of ``make lint``, which has checked the library.
 """
 
 import subprocess
@@ -13,7 +14,7 @@ pytest.importorskip("mypy", reason="the extra lint has the type checkers")
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = "tests/type_checkers/training_program.py"
-STRICT = ["mypy", "--strict", "--config-file=", "--cache-dir=.mypy_cache/typing"]
+STRICT = ["mypy", "--strict"]
 PYRIGHT = ["pyright", "--pythonpath", sys.executable]
 
 
