@@ -73,7 +73,7 @@ class TransformMapper(ABC, Generic[TTransform]):
         return matrix, np.array(size), (type(self.transform).__name__, *parameters)
 
 
-class _Filled(TransformMapper[TTransform]):
+class _FilledMapper(TransformMapper[TTransform]):
     @property
     def fill(self) -> Fill:
         found = self.transform.fill
@@ -150,7 +150,7 @@ class CenterCropMapper(TransformMapper[v1.CenterCrop | v2.CenterCrop]):
         return self._applied(homography.translate(-left, -top) @ matrix, wanted, (top, left, *wanted))
 
 
-class RandomCropMapper(_Filled[v1.RandomCrop | v2.RandomCrop]):
+class RandomCropMapper(_FilledMapper[v1.RandomCrop | v2.RandomCrop]):
     """The matrix of ``RandomCrop``."""
 
     source_type: ClassVar[Any] = v1.RandomCrop
@@ -209,7 +209,7 @@ class RandomVerticalFlipMapper(RandomHorizontalFlipMapper):
         return homography.translate(0, size[0]) @ homography.vflip()
 
 
-class RandomRotationMapper(_Interpolated[v1.RandomRotation | v2.RandomRotation], _Filled[Any]):
+class RandomRotationMapper(_Interpolated[v1.RandomRotation | v2.RandomRotation], _FilledMapper[Any]):
     """The matrix of ``RandomRotation``."""
 
     source_type: ClassVar[Any] = v1.RandomRotation
@@ -227,7 +227,7 @@ class RandomRotationMapper(_Interpolated[v1.RandomRotation | v2.RandomRotation],
         return self._applied(turned @ matrix, size, angle)
 
 
-class RandomAffineMapper(_Interpolated[v1.RandomAffine | v2.RandomAffine], _Filled[Any]):
+class RandomAffineMapper(_Interpolated[v1.RandomAffine | v2.RandomAffine], _FilledMapper[Any]):
     """The matrix of ``RandomAffine``."""
 
     source_type: ClassVar[Any] = v1.RandomAffine
@@ -247,7 +247,7 @@ class RandomAffineMapper(_Interpolated[v1.RandomAffine | v2.RandomAffine], _Fill
         return self._applied(matrix, size, (angle, moved, scaling, shears))
 
 
-class RandomPerspectiveMapper(_Interpolated[v1.RandomPerspective | v2.RandomPerspective], _Filled[Any]):
+class RandomPerspectiveMapper(_Interpolated[v1.RandomPerspective | v2.RandomPerspective], _FilledMapper[Any]):
     """The matrix of ``RandomPerspective``."""
 
     source_type: ClassVar[Any] = v1.RandomPerspective

@@ -18,7 +18,7 @@ from energon_stream.index.jsonl_index import open_jsonl
 from energon_stream.index.plain import find_tars, list_tars, open_plain
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import StoreSpec
-from energon_stream.tools.browse.sample_source import Source
+from energon_stream.tools.browse.sample_source import SampleSource
 
 if TYPE_CHECKING:
     from energon_stream.index.dataset import DatasetIndex
@@ -68,7 +68,7 @@ class Catalog:
         self._lock = threading.Lock()
         self._locks = [threading.Lock() for _ in self.entries]
         self._by_entry: dict[int, int] = {}  # number of the source by that of the entry
-        self._sources: list[Source] = []
+        self._sources: list[SampleSource] = []
 
     def open(self, entry: int) -> int:
         """Open an entry if it is not open, and return the number of its source.
@@ -88,10 +88,10 @@ class Catalog:
             for number, source in enumerate(self._sources):
                 if _is_same(source.index, index):
                     return number
-            self._sources.append(Source(index, shards))
+            self._sources.append(SampleSource(index, shards))
             return len(self._sources) - 1
 
-    def source(self, number: int) -> Source:
+    def source(self, number: int) -> SampleSource:
         """Return a source by its number. Raises ConfigError if there is none."""
         if not 0 <= number < len(self._sources):
             raise ConfigError(f"there is no open dataset number {number}", hint="load the page again")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from energon_stream.limits import Limits
     from energon_stream.tools.browse.catalog import Catalog
     from energon_stream.tools.browse.sample_source import Match
-    from energon_stream.tools.browse.shown_parts import Part, Sample
+    from energon_stream.tools.browse.shown_parts import ShownPart, ShownSample
 
 PAGE = 50
 _MOST_SAMPLES = 200
@@ -138,7 +138,7 @@ class Pages:
             raise ConfigError(f"the image has {part.size:,} bytes", where=where, hint="download it")
         return draw(bytes(part.read(ByteRange(0, part.size))), side, self._limits, where)
 
-    def part(self, query: Mapping[str, str]) -> tuple[str, Part]:
+    def part(self, query: Mapping[str, str]) -> tuple[str, ShownPart]:
         """Return a part by its number (``part``) in a sample, and the place for messages.
 
         Raises ConfigError if there is none.
@@ -149,7 +149,7 @@ class Pages:
             raise ConfigError(f"the sample has no part number {place}")
         return f"{found.shard or ''}/{found.key}.{found.parts[place].name}", found.parts[place]
 
-    def _sample(self, query: Mapping[str, str]) -> tuple[int, Sample]:
+    def _sample(self, query: Mapping[str, str]) -> tuple[int, ShownSample]:
         place, wanted = number(query, "source", 0), number(query, "number", 0)
         source = self._catalog.source(place)
         if wanted >= source.index.num_samples:
@@ -169,7 +169,7 @@ def _condition(query: Mapping[str, str]) -> Filter | None:
     return Filter(query.get("field", ""), query.get("operator") or "contains", query["value"])  # type: ignore[arg-type]
 
 
-def _shown(samples: Sequence[tuple[int, Sample]], condition: Filter | None) -> list[dict[str, Any]]:
+def _shown(samples: Sequence[tuple[int, ShownSample]], condition: Filter | None) -> list[dict[str, Any]]:
     """Describe those of some samples, each with its source, that a filter lets through."""
     shown = []
     for place, sample in samples:
@@ -183,7 +183,7 @@ def _shown(samples: Sequence[tuple[int, Sample]], condition: Filter | None) -> l
     return shown
 
 
-def _passes(condition: Filter, sample: Sample, texts: Mapping[int, memoryview]) -> bool:
+def _passes(condition: Filter, sample: ShownSample, texts: Mapping[int, memoryview]) -> bool:
     named = {
         sample.parts[each].name: bytes(data[:MOST_TEXT]).decode("utf-8", "replace")
         for each, data in texts.items()
@@ -191,7 +191,7 @@ def _passes(condition: Filter, sample: Sample, texts: Mapping[int, memoryview]) 
     return condition.matches(sample.key, sample.shard, named, tuple(part.name for part in sample.parts))
 
 
-def _described(place: int, sample: Sample, texts: Mapping[int, memoryview], most: int) -> dict[str, Any]:
+def _described(place: int, sample: ShownSample, texts: Mapping[int, memoryview], most: int) -> dict[str, Any]:
     parts = []
     for each, part in enumerate(sample.parts):
         described: dict[str, Any] = {

@@ -29,7 +29,7 @@ from energon_stream.read.read_options import ReadOptions
 from energon_stream.schedule import Refs
 from energon_stream.storage import ByteRange, StoreSpec, shared_fetcher
 from energon_stream.tar.format import walk_sample
-from energon_stream.tools.browse.shown_parts import Part, Place, Sample, texts_span, with_bytes
+from energon_stream.tools.browse.shown_parts import Place, ShownPart, ShownSample, texts_span, with_bytes
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
@@ -113,7 +113,7 @@ def _are_ints(values: Sequence[Any]) -> bool:
     return all(type(value) is int for value in values)
 
 
-class Source:
+class SampleSource:
     """One dataset, with the samples that were looked at last in memory. For any threads.
 
     ``shards`` are the paths of all shards of the folder, in the order of the index; empty if unknown.
@@ -126,11 +126,11 @@ class Source:
         self._locator: Locator = open_locator(0, index, OffsetCache(), None, self._options.max_gap)
         self._lock = threading.Lock()
         self._opening = threading.Lock()
-        self._kept: OrderedDict[int, Sample] = OrderedDict()
+        self._kept: OrderedDict[int, ShownSample] = OrderedDict()
         self._part_index: _PartIndex | None = None
         self._is_looked_for = False
 
-    def load(self, numbers: Sequence[int]) -> list[Sample]:
+    def load(self, numbers: Sequence[int]) -> list[ShownSample]:
         """Return samples by their numbers, each with its texts. One that cannot be read says why.
 
         Raises StorageError if the store does not deliver.
@@ -182,25 +182,25 @@ class Source:
                 self._is_looked_for = True
             return self._part_index
 
-    def _keep(self, found: dict[int, Sample]) -> None:
+    def _keep(self, found: dict[int, ShownSample]) -> None:
         with self._lock:
             self._kept.update(found)
             held = sum(sample.held for sample in self._kept.values())
             while held > _KEPT_BYTES and len(self._kept) > 1:
                 held -= self._kept.popitem(last=False)[1].held
 
-    def _read_each(self, numbers: Int64Array) -> list[Sample]:
+    def _read_each(self, numbers: Int64Array) -> list[ShownSample]:
         """Read samples together; if one of them cannot be read, each by itself."""
         try:
             return self._read(numbers)
         except (DatasetError, ObjectNotFoundError) as error:
             if len(numbers) == 1:
-                return [Sample(int(numbers[0]), "", self._shard_path(int(numbers[0])), (), str(error))]
+                return [ShownSample(int(numbers[0]), "", self._shard_path(int(numbers[0])), (), str(error))]
         return [
             sample for place in range(len(numbers)) for sample in self._read_each(numbers[place : place + 1])
         ]
 
-    def _read(self, numbers: Int64Array) -> list[Sample]:
+    def _read(self, numbers: Int64Array) -> list[ShownSample]:
         if self._is_scattered(numbers):
             return self._with_texts([self._read_places(number, None) for number in numbers.tolist()])
         refs = Refs(np.zeros(len(numbers), dtype=np.int32), numbers)
@@ -230,7 +230,7 @@ class Source:
         opened = self.part_index()
         return opened is not None and opened.has_parts
 
-    def _read_places(self, number: int, bounds: ByteRange | None) -> Sample:
+    def _read_places(self, number: int, bounds: ByteRange | None) -> ShownSample:
         """Find the parts of a sample of a tar, without reading them.
 
         ``bounds`` are the bytes of the sample; None if it is in the index for certain.
@@ -251,11 +251,14 @@ class Source:
         key, parts = found
         if index.is_excluded(place, key):
             return _excluded(number, path)
-        return Sample(
-            number, key, path, tuple(Part(name, size, Place(shard, start)) for name, start, size in parts)
+        return ShownSample(
+            number,
+            key,
+            path,
+            tuple(ShownPart(name, size, Place(shard, start)) for name, start, size in parts),
         )
 
-    def _with_texts(self, samples: list[Sample]) -> list[Sample]:
+    def _with_texts(self, samples: list[ShownSample]) -> list[ShownSample]:
         """Read the texts of samples, and all of small ones, with one request for each sample."""
         wanted = []
         for sample in samples:
@@ -282,7 +285,7 @@ class Source:
         return self.index.shard_paths[int(self.index.shard_of(np.array([number]))[0])]
 
 
-def _whole(number: int, raw: RawSample | None) -> Sample:
+def _whole(number: int, raw: RawSample | None) -> ShownSample:
     """Return a sample that was read whole; the parts of a join have the number of the dataset before them."""
     if raw is None:
         return _excluded(number, None)
@@ -295,12 +298,12 @@ def _whole(number: int, raw: RawSample | None) -> Sample:
         ]
     else:
         named = list(raw.parts.items())
-    parts = tuple(Part(name, len(data), memoryview(data)) for name, data in named)
-    return Sample(number, raw.key, raw.shard, parts)
+    parts = tuple(ShownPart(name, len(data), memoryview(data)) for name, data in named)
+    return ShownSample(number, raw.key, raw.shard, parts)
 
 
-def _excluded(number: int, path: str | None) -> Sample:
-    return Sample(number, "", path, (), "the split file excludes this sample")
+def _excluded(number: int, path: str | None) -> ShownSample:
+    return ShownSample(number, "", path, (), "the split file excludes this sample")
 
 
 def _walk(read: Callable[[ByteRange], memoryview], bounds: ByteRange) -> tuple[str, list[tuple[str, Member]]]:

@@ -102,7 +102,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShownPart:
     """One part of a sample."""
 
     name: str
@@ -139,13 +139,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ShownSample:
     """A sample to be shown."""
 
     number: int  # in its dataset
     key: str  # empty if it could not be read
     shard: str | None  # path of its tar
-    parts: tuple[Part, ...]
+    parts: tuple[ShownPart, ...]
     problem: str | None = None  # why it has no parts
 
     @property
@@ -154,13 +154,14 @@ class Sample:
         return sum(part.held for part in self.parts)
 
 
-def texts_span(parts: Sequence[Part], most: int) -> ByteRange | None:
+def texts_span(parts: Sequence[ShownPart], most: int) -> ByteRange | None:
     """Return the bytes of a shard from the first to the last text that is not in memory.
 
     A text has at most ``most`` bytes, and the span four times as many; texts behind it are left out.
 
     Example:
-        >>> texts_span([Part("mp4", 9000, Place(None, 512)), Part("txt", 100, Place(None, 10240))], 1000)
+        >>> video, text = ShownPart("mp4", 9000, Place(None, 512)), ShownPart("txt", 100, Place(None, 10240))
+        >>> texts_span([video, text], 1000)
         ByteRange(start=10240, stop=10340)
     """
     start = stop = None
@@ -174,14 +175,14 @@ def texts_span(parts: Sequence[Part], most: int) -> ByteRange | None:
     return None if start is None or stop is None else ByteRange(start, stop)
 
 
-def with_bytes(part: Part, start: int, data: memoryview) -> Part:
+def with_bytes(part: ShownPart, start: int, data: memoryview) -> ShownPart:
     """Return a part with its bytes, if they are in ``data``, which begins at byte ``start`` of the shard."""
     if not isinstance(part.content, Place):
         return part
     first = part.content.start - start
     if first < 0 or first + part.size > len(data):
         return part
-    return Part(part.name, part.size, data[first : first + part.size])
+    return ShownPart(part.name, part.size, data[first : first + part.size])
 
 
 def pieces(wanted: ByteRange, first: int, most: int) -> Iterator[ByteRange]:

@@ -14,7 +14,7 @@ from energon_stream.storage import ByteRange
 
 if TYPE_CHECKING:
     from energon_stream.limits import Limits
-    from energon_stream.tools.browse.shown_parts import Part
+    from energon_stream.tools.browse.shown_parts import ShownPart
 
 _IMAGES_AT_ONCE = threading.BoundedSemaphore(4)
 """A decoded image takes up to 20 bytes for each of its pixels."""
@@ -59,7 +59,7 @@ def _as_jpeg(image: Any) -> bytes:
     return drawn.getvalue()
 
 
-def draw_first_frame(part: Part, side: int, limits: Limits, where: str) -> bytes:
+def draw_first_frame(part: ShownPart, side: int, limits: Limits, where: str) -> bytes:
     """Return the first key frame of a video as a JPEG file that fits a square of ``side`` pixels.
 
     Raises PartLimitError if a frame has more pixels than the limits allow, DecodeError if the video is
@@ -91,7 +91,7 @@ def _check_pixels(found: object, limits: Limits, where: str) -> None:
 class _PartFile(SeekableFile):
     """A part as a file, which reads it by blocks and keeps them."""
 
-    def __init__(self, part: Part, name: str) -> None:
+    def __init__(self, part: ShownPart, name: str) -> None:
         super().__init__()
         self.name = name
         self._part = part

@@ -32,7 +32,7 @@ class Cut(NamedTuple):
     first_row: int
 
 
-class _Run(NamedTuple):
+class _RowRun(NamedTuple):
     """Location of a section."""
 
     entry: ListEntry
@@ -48,7 +48,7 @@ class TextSource(TableSource):
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
 
     def rows(self, section: Section, first: int, columns: Collection[str] | None) -> Iterator[Row]:
-        run: _Run = section.place
+        run: _RowRun = section.place
         store = open_once(self.spec)
         wanted = ByteRange(run.cut.start, run.cut.stop)
         data = bytes(store.get_range(run.entry.path, wanted, etag=run.entry.meta.etag).data)
@@ -85,7 +85,7 @@ class TextSource(TableSource):
             cuts = [cut._replace(first_row=cut.first_row - 1) for cut in cuts]
         version = etag or str(entry.meta.size)
         return [
-            Section(name, cut.rows, cut.stop - cut.start, version, cut.first_row, _Run(entry, cut, header))
+            Section(name, cut.rows, cut.stop - cut.start, version, cut.first_row, _RowRun(entry, cut, header))
             for cut in cuts
         ]
 

@@ -14,8 +14,8 @@ from energon_stream.tools.browse.shown_parts import (
     DOWNLOAD,
     PLAYED,
     Kind,
-    Part,
     Place,
+    ShownPart,
     kind_of,
     media_type,
     pieces,
@@ -135,7 +135,7 @@ def test_texts_are_cut_and_have_no_control_characters():
 
 def test_the_span_of_texts_leaves_out_what_is_far():
     def part(name, start, size):
-        return Part(name, size, Place(None, start))
+        return ShownPart(name, size, Place(None, start))
 
     assert texts_span([part("jpg", 512, 100)], 1000) is None
     assert texts_span([part("txt", 512, 5000)], 1000) is None
