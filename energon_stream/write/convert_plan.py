@@ -16,8 +16,6 @@ from energon_stream.storage import StoreSpec
 from energon_stream.write.columns import ColumnMap, parse_columns
 from energon_stream.write.guess import guess_columns
 from energon_stream.write.sources.detect import open_source
-from energon_stream.write.sources.folder import FolderSource
-from energon_stream.write.sources.text import TextSource
 from energon_stream.write.tar_shard import MAX_SIZE, SampleEncoder
 
 if TYPE_CHECKING:
@@ -87,12 +85,12 @@ def plan_conversion(
         raise EmptyDatasetError("the source has no rows", where=source.spec.url, hint="check the path")
     if columns:
         mapped = parse_columns(columns, files=files, key=key)
-    elif isinstance(source, FolderSource):
+    elif not source.has_columns:
         mapped = ColumnMap(None, key or "")
     else:
         rows = [row for _, _, row in first]
-        has_paths = isinstance(source, TextSource)
-        mapped = guess_columns(rows, hints=source.hints(), has_paths=has_paths, files=files, key=key)
+        hints, has_paths = source.hints(), source.has_paths
+        mapped = guess_columns(rows, hints=hints, has_paths=has_paths, files=files, key=key)
     needed = mapped.needed
     names = dict.fromkeys(name for _, _, row in first for name in row)
     left_out = tuple(name for name in names if needed is not None and name not in needed)

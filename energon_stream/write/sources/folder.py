@@ -50,6 +50,7 @@ class FolderSource(Source):
     """
 
     kind: ClassVar[str] = "folder"
+    has_columns: ClassVar[bool] = False
     classes: bool | None = None
 
     def sections(self) -> list[Section]:

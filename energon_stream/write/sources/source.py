@@ -56,6 +56,8 @@ class Source(ABC):
     """A dataset of another format. A picklable value: it holds no open files."""
 
     kind: ClassVar[str]
+    has_columns: ClassVar[bool] = True  # False: rows are samples as they are, without columns to map
+    has_paths: ClassVar[bool] = False  # whether texts in rows may be paths of files
     spec: StoreSpec  # its folder or file
     files: StoreSpec | None = None  # folder that paths in rows are relative to; None for the source's own
     split: str | None = None  # part to read, where the dataset has several

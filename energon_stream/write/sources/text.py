@@ -45,6 +45,7 @@ class TextSource(TableSource):
     """Tables in one file, or in all files of a folder."""
 
     kind: ClassVar[str] = "text"
+    has_paths: ClassVar[bool] = True
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
 
     def rows(self, section: Section, first: int, columns: Collection[str] | None) -> Iterator[Row]:
