@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.savable import SavableDataLoader
+from energon_stream.logs import warn_deprecated
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +30,7 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
                 "the loader's worker_config differs from the dataset's",
                 hint="leave it out: the loader uses the dataset's",
             )
-        warnings.warn("a loader needs no worker_config: the dataset has it", FutureWarning, stacklevel=3)
+        warn_deprecated("worker_config= of a loader", "that of the dataset", stacklevel=3)
     return given
 
 

@@ -30,6 +30,7 @@ def counters():
 @pytest.fixture
 def store(s3_server, tmp_bucket, counters):
     s3_server.put(f"{tmp_bucket}/key", OBJECT)
+    s3_server.put(f"{tmp_bucket}/other", OBJECT)
     s3_server.put(f"{tmp_bucket}/slow", OBJECT[:SIZE])
     return StoreSpec(tmp_bucket, s3_server.storage_options).open(counters=counters)
 
@@ -143,16 +144,16 @@ def test_the_first_requests_may_be_late(s3_server, store, fetcher, counters):
 def test_requests_that_are_not_repeated(s3_server, store, counters, how):
     fetcher = Fetcher(8, hedged_share=0.0 if how == "off" else 0.03)
     read(fetcher, store, 0 if how == "no answer yet" else 40)
-    before = counters.snapshot()
-    s3_server.add_rule(Rule("delay", "*", times=1, seconds=0.5))
+    s3_server.add_rule(Rule("delay", "*/other", times=1, seconds=0.5))
     wanted = ByteRange(0, 8_000_000 if how == "too large" else SIZE)
     if how == "call":
-        body = fetcher.ask(store, lambda store: store.get_range("key", wanted))
+        body = fetcher.ask(store, lambda store: store.get_range("other", wanted))
     else:
-        body = fetcher.submit(store, "key", wanted)
+        body = fetcher.submit(store, "other", wanted)
     assert body.result().data == OBJECT[: wanted.stop]
-    assert (counters.snapshot() - before).requests == {"get": 1}
-    fetcher.close()
+    fetcher.close()  # late answers arrive
+    # Not by the counters: on a busy machine, an earlier read may be requested again, and end now.
+    assert served(s3_server, "/other") == 1
     for share in (-0.1, 1.1):
         with pytest.raises(ConfigError, match="hedged_share"):
             Fetcher(8, hedged_share=share)
