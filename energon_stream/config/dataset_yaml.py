@@ -174,10 +174,11 @@ def _describe_foreign(
     document: Mapping[str, Any], decoder: FileStoreDecoder | None, trust: bool | None, where: str
 ) -> tuple[Mapping[str, Any], FileStoreDecoder | None, type[Sample] | None, CustomBuild | None]:
     """Return keys, decoder, sample type and overridden methods of a dataset class of another package."""
+    module, name = read_class({key: document[key] for key in CLASS_KEYS if key in document}, where)
     keys = {key: value for key, value in document.items() if key not in (*CLASS_KEYS, "decoder")}
     return load_plugin("dataset_class")(  # type: ignore[no-any-return]
-        str(document["__module__"]),
-        str(document["__class__"]),
+        module,
+        name,
         keys,
         path=parent_url(parent_url(where)),
         decoder=decoder,

@@ -57,7 +57,7 @@ def import_class(module: str, name: str, *, trust: bool | None, where: str, base
     _require_trust(trust, f"import of {module}.{name}", where)
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise MetadataError(
             f"{module}.{name} cannot be imported: {error}",
             where=where,

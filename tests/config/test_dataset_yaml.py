@@ -214,6 +214,8 @@ CALL = {"__module__": "os", "__function__": "system", "command": "false"}
         ({**own("CrudeWebdataset"), "part_filter": 3}, "'part_filter' is 3"),
         (own("CrudeWebdatset"), "no dataset class.*'CrudeWebdataset'"),
         ({"__module__": "other.package", "__class__": "ChatMLWebdataset"}, "cannot be imported"),
+        ({"__module__": "", "__class__": "ChatMLWebdataset"}, "cannot be imported"),
+        ({"__module__": "other.package"}, "is written as __module__ and __class__"),
         ({**own("CaptioningWebdataset"), **typed()}, "'sample_type' is not allowed"),
         (own("StandardWebdatasetFactory"), "needs a sample_type"),
         ({"subflavors": {}}, "neither a sample_type nor a __class__"),
