@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import logging
 import multiprocessing.forkserver
 import os
 import shutil
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from sybil.example import Example
 
 ROOT = Path(__file__).parent
+
+# A thread that outlives its test, and a store that is gone, must not write after the summary.
+logging.getLogger().addHandler(logging.NullHandler())
 
 
 def _has_torchvision() -> bool:
