@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from braceexpand import alphabet, braceexpand
 
@@ -73,6 +73,8 @@ class Expander:
                     raise self._exceeded("document_depth", problem)
             elif sign == ",":
                 here, others = _Size(), here.beside(others)
+                if others.names > self._limits.names:  # groups around these only multiply them
+                    raise self._exceeded("names", f"the braces of {pattern!r:.80} make more names than that")
             elif not outer:
                 raise self._unbalanced(pattern)
             else:
@@ -90,8 +92,7 @@ class Expander:
         return LimitError(**self._limits.exceeded(limit, problem), where=self._where)
 
 
-@dataclass(frozen=True, slots=True)
-class _Size:
+class _Size(NamedTuple):
     """Number of names, and their characters, each up to ``_MANY``."""
 
     names: int = 1

@@ -139,10 +139,10 @@ def test_every_topology_goes_on_where_another_stood(blend, unbroken):
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(WORLDS), st.sampled_from(WORKERS[:3])), min_size=3, max_size=4),
+    st.lists(st.tuples(st.sampled_from(WORLDS), st.sampled_from((0, 0, 1, 2))), min_size=3, max_size=4),
     st.data(),
 )
-@examples(5)
+@examples(3)
 def test_any_changes_anywhere(blend, unbroken, topologies, data):
     counts = [data.draw(st.integers(0, 40)) for _ in topologies]
     assert same_as_unbroken(blend, unbroken, topologies, counts)
