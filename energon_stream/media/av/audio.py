@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from energon_stream.errors import DecodeError
 from energon_stream.imports import LazyModule
-from energon_stream.media.av.seeking import LAST, MediaStream, decoded, ticks
+from energon_stream.media.av.seeking import LAST, MediaStream, NeedsBegin, decoded, ticks
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +24,8 @@ else:
 
 AudioUnit: TypeAlias = Literal["samples", "seconds"]
 
-_PREROLL = 0.25  # seconds decoded before a clip: lossy codecs carry sound over from packets before
+_PREROLL = 1.0  # seconds decoded before a clip: lossy codecs carry sound over from packets before
+_EVERYTHING = (-math.inf, math.inf)
 
 
 class AudioClip(NamedTuple):
@@ -50,23 +53,33 @@ class AudioStream(MediaStream):
         self.rate: int = int(stream.codec_context.sample_rate)  # samples per second
         if not self.rate:
             raise DecodeError("the audio has no sample rate")
+        self._tick = float(stream.time_base) * self.rate  # of the stream's clock, in samples
+        self._delay: int = stream.codec_context.delay  # samples before the start; the decoder changes it
+        self._seeks = container.format.name != "wav" or stream.codec_context.name.startswith("pcm_")
+        self._is_at_begin = False
 
-    def clip(self, clip_range: Range, unit: AudioUnit) -> AudioClip | None:
-        """Decode a clip, from the begin of the range to just before its end; None after the audio."""
+    def clip(self, clip_range: Range, unit: AudioUnit, *, from_begin: bool = False) -> AudioClip | None:
+        """Decode a clip, from the begin of the range to just before its end; None after the audio.
+
+        Raises NeedsBegin if seeking does not lead there: open the container anew, and set ``from_begin``.
+        """
         begin, end = self._seconds(clip_range, unit)
         first, stop = self._number(begin), self._number(end)
         found: list[NDArray[Any]] = []
         start, piece = None, None
-        for piece in self._pieces(begin, end):
+        for piece in self._pieces(begin, end, from_begin):
             start = piece.number if start is None else start
             part = piece.samples[:, max(first - piece.number, 0) : max(stop - piece.number, 0)]
+            if found and len(part) != len(found[0]):
+                raise DecodeError(f"the audio changes from {len(found[0])} to {len(part)} channels")
             if part.shape[1] or not found:
                 found.append(part)
         self.is_short |= self._packets.is_at_end
         if piece is None or start is None or first >= piece.number + piece.samples.shape[1]:
             return None
         samples = np.concatenate(found, axis=1)  # a copy, also of one piece
-        return AudioClip(torch.from_numpy(samples), (max(begin, start / self.rate), min(end, piece.end)))
+        end = min(end, piece.end)
+        return AudioClip(torch.from_numpy(samples), (min(max(begin, start / self.rate), end), end))
 
     def bytes_of(self, clip_range: Range, unit: AudioUnit, size: int) -> list[ByteRange]:
         """Return the bytes of the file, which has ``size`` of them, that a clip needs."""
@@ -74,7 +87,7 @@ class AudioStream(MediaStream):
 
     def count(self) -> int:
         """Return the number of samples of each channel, by decoding them all."""
-        return sum(piece.samples.shape[1] for piece in self._pieces(0.0, float("inf")))
+        return sum(piece.samples.shape[1] for piece in self._pieces(*_EVERYTHING))
 
     def end(self) -> float:
         """Return the time in seconds at which the audio ends, by reading the last packets."""
@@ -87,37 +100,70 @@ class AudioStream(MediaStream):
     def _seconds(self, clip_range: Range, unit: AudioUnit) -> Range:
         begin, end = self._checked(clip_range, unit)
         if unit == "samples":
-            begin, end = int(max(begin, 0)) / self.rate, end if end == float("inf") else int(end) / self.rate
-        return max(float(begin), 0.0), float(end)
+            begin, end = (at if math.isinf(at) else int(at) / self.rate for at in (begin, end))
+        return float(begin), float(end)
 
     def _number(self, seconds: float) -> int:
-        return LAST if seconds == float("inf") else round(seconds * self.rate)
+        return round(min(max(seconds * self.rate, -LAST), LAST))
 
     def _ticks(self, begin: float, end: float) -> tuple[int, int]:
         base = self._stream.time_base
-        return max(ticks(begin - _PREROLL, base), self._packets.start), ticks(end, base)
+        return ticks(begin - _PREROLL, base), ticks(end, base)
 
-    def _pieces(self, begin: float, end: float) -> Iterator[_AudioFrame]:
-        expected = None
-        for frame in decoded(self._stream, self._packets.from_time(*self._ticks(begin, end))):
+    def _pieces(self, begin: float, end: float, from_begin: bool = False) -> Iterator[_AudioFrame]:
+        frames = decoded(self._stream, self._read(*self._ticks(begin, end), from_begin))
+        head = list(self._up_to_place(frames))
+        number = self._first_number(head) if head else 0
+        for frame in itertools.chain(head, frames):
             samples = _samples(frame)
-            number = self._place(frame, expected)
-            expected = number + samples.shape[1]
-            ends = expected / self.rate
+            exact = number if frame.pts is None else frame.pts * self._tick
+            if abs(exact - number) > max(self._tick, 1):
+                number = round(exact)  # there is a gap
+            ends = (number + samples.shape[1]) / self.rate
             if frame.pts is not None and frame.duration:
                 ends = float((frame.pts + frame.duration) * self._stream.time_base)
             yield _AudioFrame(samples, number, ends)
+            number += samples.shape[1]
 
-    def _place(self, frame: Any, expected: int | None) -> int:
-        """Return the number of a frame's first sample. Clocks of some containers are coarser than samples."""
+    def _read(self, first: int, last: int, from_begin: bool) -> Iterator[Any]:
+        """Yield packets. At the begin of the file they are all, also those before its start.
+
+        Codecs need those, and drop their sound. Demuxers say what to drop only where nobody has moved.
+        """
+        start = self._packets.start
+        self._is_at_begin = from_begin or not self._seeks or first <= start
+        if self._is_at_begin and self._packets.is_moved:
+            raise NeedsBegin
+        packets = self._packets.from_time(min(first, start) if self._is_at_begin else first, last)
+        if self._is_at_begin:
+            if not self._seeks and first > start:
+                packets = itertools.dropwhile(lambda found: found.pts + found.duration <= first, packets)
+        else:
+            key = next(packets, None)
+            if key is not None and key.pts is not None and key.pts > first:
+                raise NeedsBegin
+            packets = packets if key is None else itertools.chain([key], packets)
+        yield from packets
+
+    def _up_to_place(self, frames: Iterator[Any]) -> Iterator[Any]:
+        """Yield frames up to one whose time counts: after a seek, some decoders cut off the first one."""
+        for number, frame in enumerate(frames):
+            yield frame
+            if frame.pts is not None and (number or self._is_at_begin):
+                return
+
+    def _first_number(self, head: Sequence[Any]) -> int:
+        """Return the number of the first sample, by the last frame of some."""
+        *before, frame = head
         if frame.pts is None:
-            return expected or 0
-        tick = float(self._stream.time_base) * self.rate
-        exact = frame.pts * tick
-        if expected is None and tick > 1:  # frames have equal lengths, so count them
-            start = self._packets.start * tick
-            expected = round(start) + round((exact - start) / frame.samples) * frame.samples
-        return expected if expected is not None and abs(exact - expected) <= max(tick, 1) else round(exact)
+            return 0
+        exact = frame.pts * self._tick
+        number = round(exact)
+        if self._tick > 1 and not self._is_at_begin:  # the clock is coarse, but most codecs' frames are equal
+            start = round(self._packets.start * self._tick) - self._delay
+            counted = start + round((exact - start) / frame.samples) * frame.samples
+            number = counted if abs(exact - counted) <= self._tick else number
+        return number - sum(frame.samples for frame in before)
 
 
 def _samples(frame: Any) -> NDArray[Any]:

@@ -22,17 +22,47 @@ AV_EXTENSIONS: frozenset[str] = frozenset({
 """Extensions of parts that are decoded as video or audio."""
 
 
+_FORMATS = "aac,ac3,aiff,amr,asf,au,avi,caf,eac3,flac,flv,matroska,mov,mp3,mpeg,mpegts,ogg,w64,wav,wv"
+"""Demuxers of the extensions, and of what is often named like them. Others open files and ports by name."""
+_HINT = "check whether the file is damaged or cut off, for example with ffprobe"
+_OTHERS = {
+    b"ffconcat": "a list of files for ffmpeg",
+    b"v=0": "a session of network streams (SDP)",
+    b"#extm3u": "a playlist (HLS)",
+    b"<": "HTML or XML, such as an error page or a playlist",
+    b"{": "JSON",
+    b"version http": "a pointer of Git LFS to the real file",
+    b"\x89png": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"gif8": "a GIF image",
+}
+
+
 @contextmanager
-def open_container(stream: BinaryIO, formats: str | None = None) -> Iterator[Any]:
+def open_container(stream: BinaryIO, formats: str = _FORMATS) -> Iterator[Any]:
     """Open an ``av.container.InputContainer`` within a ``with`` statement.
 
-    ``formats`` names the demuxers that may open it, with commas between them; None for all.
+    ``formats`` names the demuxers that may open it, with commas between them. None of them opens other files.
     """
-    with translated_errors(getattr(stream, "name", None)):
+    with translated_errors(getattr(stream, "name", None)), unclosed_container(stream, formats) as container:
+        yield container
+
+
+def unclosed_container(stream: BinaryIO, formats: str = _FORMATS) -> Any:
+    """Return an ``av.container.InputContainer``; see :func:`open_container`. Raises DecodeError."""
+    where = getattr(stream, "name", None)
+    with translated_errors(where):
         stream.seek(0)
-        options = {} if formats is None else {"format_whitelist": formats}
-        with av.open(stream, metadata_errors="replace", options=options) as container:
-            yield container
+        try:
+            options = {"format_whitelist": formats, "protocol_whitelist": ""}
+            return av.open(stream, metadata_errors="replace", options=options)
+        except (av.error.ArgumentError, av.error.InvalidDataError) as error:
+            stream.seek(0)
+            head = stream.read(16)
+            known = (f"is {what}" for begin, what in _OTHERS.items() if head.lower().startswith(begin))
+            looks = next(known, f"begins with {bytes(head)!r}")
+            problem = f"the video or audio cannot be decoded: the file {looks}"
+            raise DecodeError(problem, where=where, hint=_HINT) from error
 
 
 @contextmanager
@@ -46,7 +76,7 @@ def translated_errors(where: str | None = None) -> Iterator[None]:
         raise DecodeError(
             f"the video or audio cannot be decoded: {type(error).__name__}: {error}",
             where=where,
-            hint="check whether the file is damaged or cut off, for example with ffprobe",
+            hint=_HINT,
         ) from error
 
 
@@ -56,6 +86,8 @@ def only_stream(container: Any, kind: str) -> Any:
     if found is None:
         kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "no streams"
         raise DecodeError(f"the file has no {kind} stream; it has {kinds}")
+    if found.codec_context is None:
+        raise DecodeError(f"the {kind} has a codec that libav does not know")
     if not is_matroska(container):  # its streams share blocks of bytes, and a first packet would be lost
         discard = type(found.discard)
         for stream in container.streams:

@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 from energon_stream.errors import ConfigError
-from energon_stream.imports import LazyModule
-from energon_stream.media.av.container import AV_EXTENSIONS, as_stream, translated_errors
+from energon_stream.media.av.container import AV_EXTENSIONS, as_stream, unclosed_container
 from energon_stream.media.av.decoder import AVDecoder
 
 if TYPE_CHECKING:
-    import av
-
     from energon_stream.limits import Limits
-else:
-    av = LazyModule("av", "av")
 
 AVDecoderType: TypeAlias = Literal["torch", "AVDecoder", "pyav"]
 AV_MODES: tuple[AVDecoderType, ...] = ("AVDecoder", "torch", "pyav")
@@ -42,8 +37,7 @@ def decode_av(
     """
     stream = as_stream(data)
     if mode == "pyav":
-        with translated_errors():
-            return av.open(stream)
+        return unclosed_container(stream)
     decoder = AVDecoder(stream, limits=limits)
     return decoder if mode == "AVDecoder" else decoder.get_frames(with_audio)
 

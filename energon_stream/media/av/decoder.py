@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -11,6 +12,7 @@ from energon_stream.errors import DecodeError, PartLimitError
 from energon_stream.limits import Limits
 from energon_stream.media.av.audio import AudioClip, AudioStream, AudioUnit
 from energon_stream.media.av.container import first_stream, only_stream, open_container, read_index
+from energon_stream.media.av.seeking import NeedsBegin
 from energon_stream.media.av.video import FrameSize, Range, VideoClip, VideoStream, VideoUnit
 from energon_stream.media.file_layout import full_size
 from energon_stream.media.metadata import AVMetadata
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from energon_stream.storage import ByteRange
 
-_ALL: Range = (0.0, float("inf"))
+_ALL: Range = (float("-inf"), float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +217,9 @@ class AVDecoder:
                 clips = [clip for clip in found if clip is not None]
                 is_short |= video.is_short
         if audio_clip_ranges is not None:  # opened anew: some demuxers lose packets when streams change
-            with open_container(self.stream) as container:
-                audio = AudioStream(container, only_stream(container, "audio"))
-                heard = (audio.clip(wanted, audio_unit) for wanted in audio_clip_ranges)
-                sounds = [sound for sound in heard if sound is not None]
-                is_short |= audio.is_short
+            for sound, is_last in self._sounds(audio_clip_ranges, audio_unit):
+                sounds += [] if sound is None else [sound]
+                is_short |= is_last
         if is_short:
             self._check_size()
         return AVData(
@@ -291,8 +291,8 @@ class AVDecoder:
         """
         known: dict[str, Any] = {}
         with open_container(self.stream) as container:
-            video = first_stream(container, "video") if get_video else None
-            if video is not None:
+            if get_video and first_stream(container, "video") is not None:
+                video = only_stream(container, "video")
                 known["video_fps"] = _fps(video)
                 if get_video_duration or get_video_frame_count:
                     length, frames = _video_length(container, get_video_frame_count)
@@ -300,15 +300,15 @@ class AVDecoder:
                     known["video_num_frames"] = frames
                 if get_video_frame_size:
                     known["video_width"], known["video_height"] = video.width, video.height
-            audio = first_stream(container, "audio") if get_audio else None
-            if audio is not None:
+            if get_audio and first_stream(container, "audio") is not None:
+                audio = only_stream(container, "audio")
                 known["audio_channels"] = audio.codec_context.layout.nb_channels
                 known["audio_sample_rate"] = audio.codec_context.sample_rate
                 if get_audio_duration:
                     known["audio_duration"] = _audio_length(container)
-                if get_audio_num_samples:
-                    samples = AudioStream(container, only_stream(container, "audio")).count()
-                    known["audio_num_samples"] = samples
+        if get_audio_num_samples and "audio_channels" in known:
+            with open_container(self.stream) as container:
+                known["audio_num_samples"] = AudioStream(container, only_stream(container, "audio")).count()
         return AVMetadata(**known)
 
     def bytes_of(self, wanted: Sequence[Clips]) -> list[list[ByteRange]]:
@@ -329,6 +329,22 @@ class AVDecoder:
             for clip_range in clips.audio:
                 found += audio.bytes_of(clip_range, clips.audio_unit, size)
         return found
+
+    def _sounds(self, ranges: Sequence[Range], unit: AudioUnit) -> Iterator[tuple[AudioClip | None, bool]]:
+        """Yield the clip of each range, and whether it ends with the file."""
+        with ExitStack() as opened:
+            audio = self._audio(opened)
+            for wanted in ranges:
+                try:
+                    yield audio.clip(wanted, unit), audio.is_short
+                except NeedsBegin:
+                    opened.close()
+                    audio = self._audio(opened)
+                    yield audio.clip(wanted, unit, from_begin=True), audio.is_short
+
+    def _audio(self, opened: ExitStack) -> AudioStream:
+        container = opened.enter_context(open_container(self.stream))
+        return AudioStream(container, only_stream(container, "audio"))
 
     def _check_size(self) -> None:
         """Raise DecodeError if the file has fewer bytes than its header says."""

@@ -36,6 +36,10 @@ def ticks(seconds: float, time_base: Any) -> int:
     return int(min(max(exact, -(float(LAST))), float(LAST)))
 
 
+class NeedsBegin(Exception):
+    """Packets cannot be reached by seeking: open the container anew, and read from its begin."""
+
+
 class PacketRun(NamedTuple):
     """Packets from a key frame on: its number in the order of display, its time in ticks, and all packets."""
 
@@ -61,6 +65,7 @@ class Packets:
         # The index has times of decoding; those of display are later by about this many ticks.
         self._delay = self.start - self._lowest
         self.is_at_end: bool = False  # True once all packets after a time were read
+        self.is_moved: bool = False  # True once packets were read
 
     @property
     def are_numbered(self) -> bool:
@@ -68,7 +73,12 @@ class Packets:
         return bool(0 < self.stream.frames <= len(self._entries))
 
     def from_time(self, first: int, last: int = LAST) -> Iterator[Any]:
-        """Return the packets for ticks ``first`` to ``last``, from the last key frame at or before them."""
+        """Return the packets for ticks ``first`` to ``last``, from the last key frame at or before them.
+
+        At the begin of a file that nobody has moved in, they are all, also those before its start.
+        """
+        if first <= self.start and not self.is_moved:
+            return self._until(self._demuxed(), last)
         target = max(first, self.start)
         while True:
             packets = self._seek(target)
@@ -190,6 +200,10 @@ class Packets:
             self._container.seek(target, stream=stream, backward=True)
         except (av.error.PermissionError, av.error.ArgumentError):  # there are no key frames, or no index
             self._container.seek(0, backward=True)
+        return self._demuxed()
+
+    def _demuxed(self) -> Iterator[Any]:
+        self.is_moved = True
         return (packet for packet in self._container.demux(self.stream) if packet.size)
 
 
