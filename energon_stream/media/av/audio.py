@@ -128,7 +128,7 @@ class AudioStream(MediaStream):
     def _read(self, first: int, last: int, from_begin: bool) -> Iterator[Any]:
         """Yield packets. At the begin of the file they are all, also those before its start.
 
-        Codecs need those, and drop their sound. Demuxers say what to drop only where nobody has moved.
+        Codecs need those, and drop their sound. Demuxers say what to drop only before the first seek.
         """
         start = self._packets.start
         self._is_at_begin = from_begin or not self._seeks or first <= start
@@ -157,13 +157,13 @@ class AudioStream(MediaStream):
         *before, frame = head
         if frame.pts is None:
             return 0
-        exact = frame.pts * self._tick
+        exact = float(frame.pts * self._tick)
         number = round(exact)
         if self._tick > 1 and not self._is_at_begin:  # the clock is coarse, but most codecs' frames are equal
             start = round(self._packets.start * self._tick) - self._delay
             counted = start + round((exact - start) / frame.samples) * frame.samples
             number = counted if abs(exact - counted) <= self._tick else number
-        return number - sum(frame.samples for frame in before)
+        return number - sum(int(frame.samples) for frame in before)
 
 
 def _samples(frame: Any) -> NDArray[Any]:

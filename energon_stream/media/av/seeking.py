@@ -75,7 +75,7 @@ class Packets:
     def from_time(self, first: int, last: int = LAST) -> Iterator[Any]:
         """Return the packets for ticks ``first`` to ``last``, from the last key frame at or before them.
 
-        At the begin of a file that nobody has moved in, they are all, also those before its start.
+        Before the first seek, those from the begin on are all, also the ones before the start of the file.
         """
         if first <= self.start and not self.is_moved:
             return self._until(self._demuxed(), last)
