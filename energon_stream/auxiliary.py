@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, cast
 
-import apsw
-
 from energon_stream.errors import (
     CorruptTarError,
     IndexMismatchError,
@@ -89,12 +87,9 @@ def _dataset(spec: StoreSpec) -> OpenedDataset:
 
 
 def _media(database: IndexDatabase, key: str) -> MediaMetadataBase:
-    try:
-        found = database.rows(_FIND_MEDIA, (key,))
-    except apsw.SQLError as error:
-        raise _no_media(database.store.url) from error
-    except apsw.Error as error:
-        raise database.damaged(str(error)) from error
+    if not database.has_table("media_metadata"):
+        raise _no_media(database.store.url)
+    found = database.rows(_FIND_MEDIA, (key,))
     if not found:
         raise unknown_name(key, database.store.url)
     try:
@@ -106,8 +101,9 @@ def _media(database: IndexDatabase, key: str) -> MediaMetadataBase:
 def _layout(database: IndexDatabase, key: str) -> FileLayout | None:
     """Return where the bytes are that opening a video or audio needs; None if the index does not say."""
     try:
-        found = database.rows(_FIND_LAYOUT, (key,))
-    except (apsw.Error, StorageError):  # an index without layouts, as others and older versions write
+        # Others and older versions write an index without layouts.
+        found = database.rows(_FIND_LAYOUT, (key,)) if database.has_table("media_layouts") else []
+    except (MetadataError, StorageError):
         return None
     return FileLayout.from_json(found[0][0]) if found else None
 
@@ -159,7 +155,7 @@ class WebdatasetFileStore(FileStore[bytes]):
     def _find(self, key: str) -> tuple[ShardObject, ByteRange, SourceInfo]:
         """Return the place of a part, and its source."""
         opened, name = _dataset(self.spec), split_name(key)
-        found = [] if name is None else opened.database.checked_rows(_FIND, name)
+        found = [] if name is None else opened.database.rows(_FIND, name)
         if not found:
             raise unknown_name(key, self.get_path())
         sample, *place = found[0]

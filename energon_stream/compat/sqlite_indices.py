@@ -9,12 +9,12 @@ from contextlib import closing
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-import apsw
 import numpy as np
 
-from energon_stream.errors import ConfigError, DuplicateKeyError, IndexMismatchError, MetadataError
+from energon_stream.errors import ConfigError, DuplicateKeyError, IndexMismatchError
 from energon_stream.imports import LazyModule
-from energon_stream.index.remote_sqlite import RemoteDatabase, RemoteFile, connect_local
+from energon_stream.index.guarded_sqlite import connect_local
+from energon_stream.index.remote_sqlite import RemoteDatabase, RemoteFile
 from energon_stream.index.sqlite_index import SAMPLE_INDICES, SAMPLE_TABLES
 from energon_stream.media.file_store import unknown_name
 from energon_stream.prepare.media_tables import MEDIA_TABLES
@@ -66,60 +66,53 @@ class SqliteIndexReader(Closing):
     def __init__(self, sqlite_path: EPath) -> None:
         self.sqlite_path = sqlite_path
         if sqlite_path.is_local():
-            self._connection = connect_local(str(sqlite_path.local_path()))
+            self._connection = connect_local(str(sqlite_path.local_path()), str(sqlite_path))
         else:
             folder, name = posixpath.split(sqlite_path.url)
-            self._connection = RemoteDatabase(RemoteFile(StoreSpec(folder).open(), name)).connect()
+            remote = RemoteDatabase(RemoteFile(StoreSpec(folder).open(), name))
+            self._connection = remote.connect(str(sqlite_path))
 
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
 
-    def _rows(self, query: str, *values: Any) -> Iterator[Any]:
-        try:
-            yield from self._connection.execute(query, values)
-        except apsw.Error as error:
-            raise MetadataError(f"the index cannot be used: {error}", where=str(self.sqlite_path)) from error
-
     def _one(self, name: str, query: str, *values: Any) -> Any:
-        for row in self._rows(query, *values):
+        for row in self._connection.select(query, *values):
             return row
         raise unknown_name(name, str(self.sqlite_path))
 
-    def _has(self, table: str) -> bool:
-        found = self._rows("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", table)
-        return bool(next(found)[0])
-
     def db_has_sample_parts(self) -> bool:
         """Return True if the index has the places of parts."""
-        return self._has("sample_parts")
+        return self._connection.has_table("sample_parts")
 
     def db_has_media_metadata(self) -> bool:
         """Return True if the index has media metadata."""
-        return self._has("media_metadata")
+        return self._connection.has_table("media_metadata")
 
     def get_sample_count(self) -> int:
         """Return the number of samples."""
-        return int(next(self._rows("SELECT count(*) FROM samples"))[0])
+        return int(next(self._connection.select("SELECT count(1) FROM samples"))[0])
 
     def get_total_size(self) -> int:
         """Return the size of all samples in bytes, with the headers of their members."""
-        return int(next(self._rows("SELECT coalesce(sum(byte_size), 0) FROM samples"))[0])
+        return int(next(self._connection.select("SELECT coalesce(sum(byte_size), 0) FROM samples"))[0])
 
     def list_all_samples(self) -> Iterator[tuple[str, int, int]]:
         """Iterate over key, size and number of the tar of all samples."""
-        return self._rows("SELECT sample_key, byte_size, tar_file_id FROM samples ORDER BY rowid")
+        return self._connection.select(
+            "SELECT sample_key, byte_size, tar_file_id FROM samples ORDER BY rowid"
+        )
 
     def list_all_sample_parts(self) -> Iterator[tuple[str, int, int]]:
         """Iterate over name, size and number of the tar of all parts."""
-        return self._rows(
+        return self._connection.select(
             f"SELECT {_PART} FROM sample_parts JOIN samples USING (tar_file_id, sample_index) "
             "ORDER BY tar_file_id, sample_index, content_byte_offset"
         )
 
     def list_sample_parts(self, sample_key: str) -> Iterator[tuple[str, int, int]]:
         """Iterate over name, size and number of the tar of a sample's parts."""
-        return self._rows(
+        return self._connection.select(
             "SELECT part_name, content_byte_size, tar_file_id FROM samples JOIN sample_parts "
             "USING (tar_file_id, sample_index) WHERE sample_key = ? ORDER BY content_byte_offset",
             sample_key,
@@ -145,7 +138,7 @@ class SqliteIndexReader(Closing):
     def get_media_metadata(self, entry_key: str) -> tuple[str, str] | None:
         """Return kind and JSON text of a file's media metadata; None if the index does not know the file."""
         query = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
-        return next(self._rows(query, entry_key), None)
+        return next(self._connection.select(query, entry_key), None)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -233,7 +233,7 @@ class _Selecting:
             part = keys[at : at + _KEYS_AT_A_TIME]
             marks = ",".join("?" * len(part))
             query = f"SELECT tar_file_id, sample_index FROM samples WHERE sample_key IN ({marks})"
-            for shard, number in database.checked_rows(query, tuple(part)):
+            for shard, number in database.rows(query, tuple(part)):
                 place = places.get(shard)
                 if place is not None and 0 <= number < index.shard_counts[place]:
                     found.add(int(index.shard_starts[place]) + number)

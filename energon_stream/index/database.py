@@ -9,20 +9,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import apsw
-
-from energon_stream.errors import MetadataError
 from energon_stream.fork import PerProcess
-from energon_stream.index.remote_sqlite import RemoteDatabase, RemoteFile, connect_local
+from energon_stream.index.guarded_sqlite import IndexConnection, connect_local, damaged_index
+from energon_stream.index.remote_sqlite import RemoteDatabase, RemoteFile
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.media import open_once
 from energon_stream.urls import local_path
 
 if TYPE_CHECKING:
+    from energon_stream.errors import MetadataError
     from energon_stream.storage import Store, StoreSpec
 
+_T = TypeVar("_T")
 _CACHE_KIB = 256  # of pages that a connection keeps; others are read again from the lines of the process
 
 
@@ -31,13 +31,15 @@ class IndexDatabase:
 
     def __init__(self, spec: StoreSpec) -> None:
         self.store: Store = open_once(spec)
-        self._connect: Callable[[], apsw.Connection]
+        self._connect: Callable[[], IndexConnection]
         if self.store.is_local:
             self.store.head(INDEX_SQLITE)
-            self._connect = partial(connect_local, posixpath.join(local_path(self.store.url), INDEX_SQLITE))
+            path = posixpath.join(local_path(self.store.url), INDEX_SQLITE)
+            self._connect = partial(connect_local, path, self.url)
         else:
-            self._connect = RemoteDatabase(RemoteFile(self.store, INDEX_SQLITE)).connect
-        self._idle: deque[apsw.Connection] = deque()  # as many as queries ran at one time
+            remote = RemoteDatabase(RemoteFile(self.store, INDEX_SQLITE))
+            self._connect = partial(remote.connect, self.url)
+        self._idle: deque[IndexConnection] = deque()  # as many as queries ran at one time
 
     @property
     def url(self) -> str:
@@ -46,25 +48,27 @@ class IndexDatabase:
 
     def damaged(self, what: str) -> MetadataError:
         """Return the error for an index that says something impossible."""
-        hint = "the index is damaged, or of other shards; run `energon-stream prepare` again"
-        return MetadataError(f"the index cannot be used: {what}", where=self.url, hint=hint)
-
-    def checked_rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Run a query; see :meth:`rows`. Raises MetadataError if the file is not a usable index."""
-        try:
-            return self.rows(query, values)
-        except apsw.Error as error:
-            raise self.damaged(str(error)) from error
+        return damaged_index(self.url, what)
 
     def rows(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Run a query. Raises apsw.Error if the file is not a usable index."""
+        """Run a query; see :meth:`IndexConnection.select`. No row has a text that is not Unicode."""
+        try:
+            return self._use(lambda connection: list(connection.select(query, *values)))
+        except UnicodeEncodeError:
+            return []
+
+    def has_table(self, name: str) -> bool:
+        """Return whether the index has a table. Raises MetadataError if it cannot be used."""
+        return self._use(lambda connection: connection.has_table(name))
+
+    def _use(self, action: Callable[[IndexConnection], _T]) -> _T:
         try:
             connection = self._idle.pop()
         except IndexError:
             connection = self._connect()
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         try:
-            return connection.execute(query, values).fetchall()
+            return action(connection)
         finally:
             self._idle.append(connection)
 

@@ -13,7 +13,6 @@ have their defaults.
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -35,9 +34,10 @@ from energon_stream.errors import (
     RangeError,
 )
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
+from energon_stream.index.guarded_sqlite import connect_local, damaged_index
 from energon_stream.index.index_files import RowFile
 from energon_stream.index.info_files import META_FOLDER, read_info
-from energon_stream.index.sqlite_index import SqliteWriter, sqlite_file
+from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter, sqlite_file
 from energon_stream.index.yaml_io import read_document
 from energon_stream.storage import ByteRange, ListEntry, StoreSpec
 from energon_stream.tar.scan import check_names, scan_shard
@@ -211,27 +211,25 @@ class _Partners:
         self.tar_ids = [order[path] for path in index.shard_paths]
         self._shard_of = {tar_id: shard for shard, tar_id in enumerate(self.tar_ids)}
         # One connection for each member, because SQLite attaches at most ten files to a connection.
-        self._database = stack.enter_context(
-            closing(sqlite3.connect(f"file:{primary}?mode=ro&immutable=1", uri=True))
-        )
-        try:
-            self._database.execute("ATTACH ? AS partner", (f"file:{own}?mode=ro&immutable=1",))
-            self._database.execute("SELECT 1 FROM partner.samples LIMIT 1")
-        except sqlite3.DatabaseError as error:
-            raise MetadataError(f"index.sqlite cannot be used: {error}", where=index.spec.url) from error
+        self._where = f"{index.spec.url}/{INDEX_SQLITE}"
+        self._database = stack.enter_context(closing(connect_local(primary, self._where)))
+        self._database.attach(own, "partner")
 
     def find(self, tar_id: int) -> tuple[list[str], Int64Array]:
         """Return the keys of a shard of the primary, and ``int64 [keys, 3]`` of the member: -1 for none."""
-        rows = self._database.execute(
-            "SELECT own.sample_key, other.tar_file_id, other.byte_offset, other.byte_size FROM main.samples AS own "
+        rows = self._database.select(
+            "SELECT own.sample_key, other.tar_file_id AS tar, other.byte_offset AS start, other.byte_size AS size "
+            "FROM main.samples AS own "
             "LEFT JOIN partner.samples AS other ON other.sample_key = own.sample_key "
             "WHERE own.tar_file_id = ? ORDER BY own.sample_index",
-            (tar_id,),
+            tar_id,
         )
         keys, places = [], []
         for key, tar, offset, size in rows:
             shard = self._shard_of.get(tar, -1)  # samples of other split parts are no partners
             usable = shard >= 0 and not self._index.is_excluded(shard, key)
+            if usable and not (type(offset) is type(size) is int and 0 <= offset <= offset + size < 1 << 63):
+                raise damaged_index(self._where, f"{key!r:.80} has byte {offset!r:.40} and size {size!r:.40}")
             keys.append(key)
             places.append((shard, offset, size) if usable else (-1, -1, -1))
         return keys, np.array(places, dtype=np.int64).reshape(-1, 3)

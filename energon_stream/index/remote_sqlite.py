@@ -14,17 +14,16 @@ import threading
 import weakref
 from concurrent.futures import Future
 from typing import Any
-from urllib.parse import quote
 
 import apsw
 
+from energon_stream.index.guarded_sqlite import IndexConnection
 from energon_stream.storage import ByteRange, Store
 
 # Bytes of one request. Lookups soon need neighbouring pages: at 50 ms per request, the first 200 lookups in
 # an index of 214 MB took 17 s, with 64 KiB 42 s. If most of the file cannot be kept, they are not reused.
 _LINE_BYTES, _SHORT_LINE_BYTES = 1 << 20, 64 << 10
 _KEEP_BYTES = 4 << 30
-_READ_ONLY = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
 _numbers = itertools.count()
 
 
@@ -138,9 +137,9 @@ class RemoteDatabase(apsw.VFS):
         self._file = file
         super().__init__(self._name, "")
 
-    def connect(self) -> apsw.Connection:
+    def connect(self, where: str) -> IndexConnection:
         """Return a new connection, for one thread."""
-        return apsw.Connection(f"file:index?immutable=1&vfs={self._name}", flags=_READ_ONLY)
+        return IndexConnection(f"file:index?immutable=1&vfs={self._name}", self._file.size, where)
 
     def xOpen(self, name: Any, flags: list[int]) -> Any:
         """Open the database; SQLite opens no journals of an immutable one."""
@@ -153,8 +152,3 @@ class RemoteDatabase(apsw.VFS):
     def xFullPathname(self, name: str) -> str:
         """Return the name, which has no meaning here."""
         return name
-
-
-def connect_local(path: str) -> apsw.Connection:
-    """Return a new connection to a database on a local file system, for one thread."""
-    return apsw.Connection(f"file:{quote(path)}?immutable=1", flags=_READ_ONLY)

@@ -101,11 +101,6 @@ def temporary_folder(parent: str | os.PathLike[str] | None) -> Iterator[str]:
         yield folder
 
 
-def read_sqlite(path: str) -> closing[sqlite3.Connection]:
-    """Open an index at a local path for a block that only reads it."""
-    return closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True))
-
-
 @contextmanager
 def sqlite_file(store: Store, tmp_path: str | os.PathLike[str] | None = None) -> Iterator[str]:
     """Yield the local path of a dataset's index. A remote one is downloaded to ``tmp_path`` for the block.

@@ -49,7 +49,7 @@ def _keys(data: RunData, named: Mapping[tuple[int, int], StepSample]) -> dict[An
             database = index_database(index.spec)
         except ObjectNotFoundError:
             return item[0], None
-        rows = database.checked_rows(_KEY, (int(index.shard_ids[shard]), sample.index))
+        rows = database.rows(_KEY, (int(index.shard_ids[shard]), sample.index))
         return item[0], str(rows[0][0]) if rows else None
 
     with ThreadPoolExecutor(16) as pool:
@@ -68,7 +68,7 @@ def find_samples(data: RunData, key: str) -> list[tuple[int, int]]:
         if index.shard_ids is None:
             continue
         try:
-            rows = index_database(index.spec).checked_rows(_PLACES, (inner if in_tar else key,))
+            rows = index_database(index.spec).rows(_PLACES, (inner if in_tar else key,))
         except ObjectNotFoundError:
             continue
         places = {shard_id: place for place, shard_id in enumerate(index.shard_ids.tolist())}

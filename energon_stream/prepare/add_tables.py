@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.errors import ConfigError, IndexMismatchError
 from energon_stream.imports import LazyModule
 from energon_stream.index.checksums import digest
+from energon_stream.index.guarded_sqlite import connect_local, damaged_index
 from energon_stream.index.info_files import INFO_JSON, parse_info
-from energon_stream.index.sqlite_index import read_sqlite, sqlite_file, temporary_folder
+from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file, temporary_folder
 from energon_stream.index.yaml_io import read_document
 from energon_stream.media.metadata import deserialize_media_metadata, media_fields
 from energon_stream.storage import ListEntry, Store, StoreSpec
@@ -36,6 +37,8 @@ from energon_stream.urls import is_local
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from energon_stream.index.guarded_sqlite import IndexConnection
 
 pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
 pc: ModuleType | Any = LazyModule("pyarrow.compute", "parquet")
@@ -181,12 +184,10 @@ def add_media_table(
     with (
         temporary_folder(tmp_path) as folder,
         sqlite_file(store, folder) as file,
-        read_sqlite(file) as index,
+        closing(connect_local(file, where := f"{store.url}/{INDEX_SQLITE}")) as index,
     ):
-        try:
-            kinds = index.execute(_MEDIA.format("DISTINCT part_name, metadata_type", "1, 2")).fetchall()
-        except sqlite3.OperationalError:  # there is no such table
-            kinds = []
+        of_parts = _MEDIA.format("DISTINCT part_name, metadata_type", "1, 2")
+        kinds = [*index.select(of_parts)] if index.has_table("media_metadata") else []
         if not kinds:
             raise ConfigError(
                 "the index has no media metadata",
@@ -208,7 +209,9 @@ def add_media_table(
                 hint="make a table of your own, and add it with add_table",
             )
         with table_errors(store.url):
-            return _write(spec, store, info, target, schema, _media_rows(index, counts, schema), folder)
+            return _write(
+                spec, store, info, target, schema, _media_rows(index, counts, schema, where), folder
+            )
 
 
 def list_tables(
@@ -348,16 +351,21 @@ def _column(part: str, field: str) -> str:
     return re.sub(r"\W", "_", f"{part}_{field}")
 
 
-def _media_rows(index: sqlite3.Connection, counts: Sequence[int], schema: Any) -> Iterator[Any]:
+def _media_rows(index: IndexConnection, counts: Sequence[int], schema: Any, where: str) -> Iterator[Any]:
     """Yield the media metadata of all samples in groups of ``GROUP_ROWS``."""
     starts = [0, *accumulate(counts)]
     wanted = "tar_file_id, sample_index, part_name, metadata_type, metadata_json"
-    rows = iter(index.execute(_MEDIA.format(wanted, "1, 2")))
+    rows = index.select(_MEDIA.format(wanted, "1, 2"))
     row = next(rows, None)
     for first in range(0, starts[-1], GROUP_ROWS):
         length = min(GROUP_ROWS, starts[-1] - first)
         values: dict[str, list[Any]] = {name: [None] * length for name in schema.names}
-        while row is not None and (number := starts[row[0]] + row[1] - first) < length:
+        while row is not None:
+            if row[0] >= len(counts) or row[1] >= counts[row[0]]:
+                raise damaged_index(where, f"it has sample {row[1]} of tar {row[0]}")
+            number = starts[row[0]] + row[1] - first
+            if number >= length:
+                break
             for field, value in deserialize_media_metadata(*row[3:]).to_dict().items():
                 values[_column(row[2], field)][number] = value
             row = next(rows, None)
@@ -371,8 +379,11 @@ def _order(store: Store, keys: Any, where: str, folder: str) -> Any:
         counted = pc.value_counts(keys)
         twice = counted.filter(pc.greater(counted.field("counts"), 1)).field("values")[:_NAMED].to_pylist()
         raise IndexMismatchError(f"{KEY} has values twice: {twice}", where=where, hint="keep one row of each")
-    with sqlite_file(store, folder) as path, read_sqlite(path) as index:
-        wanted = pa.array((key for (key,) in index.execute(_KEYS)), keys.type)
+    with (
+        sqlite_file(store, folder) as path,
+        closing(connect_local(path, f"{store.url}/{INDEX_SQLITE}")) as index,
+    ):
+        wanted = pa.array((key for (key,) in index.select(_KEYS)), keys.type)
     order = pc.index_in(wanted, value_set=keys)
     if order.null_count:
         missing = wanted.filter(pc.is_null(order))[:_NAMED].to_pylist()

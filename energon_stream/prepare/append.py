@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,10 @@ from energon_stream.errors import (
     ObjectNotFoundError,
 )
 from energon_stream.index.checksums import digest, read_checksums
+from energon_stream.index.guarded_sqlite import connect_local
 from energon_stream.index.index_files import index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info, parse_split
-from energon_stream.index.sqlite_index import read_sqlite
+from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.publish import Publishing
 from energon_stream.prepare.shard_records import ShardRecord, encode_record
@@ -31,6 +31,8 @@ from energon_stream.tar.format import TAR_RECORD
 from energon_stream.tar.scan import ShardScan, scan_shard
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from energon_stream.arrays import UInt64Array
     from energon_stream.prepare.shard_records import ShardRecords
     from energon_stream.storage import ListEntry, Store
@@ -43,6 +45,11 @@ _PARTS = """
 SELECT tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts
 WHERE tar_file_id < ? ORDER BY tar_file_id, sample_index, content_byte_offset
 """
+_MEDIA_COLUMNS = {
+    "media_metadata": "entry_key, metadata_type, metadata_json",
+    "media_filters": "filter_id, strategy, patterns, created_at_utc",
+    "media_layouts": "entry_key, layout_json",
+}
 _CHECKSUMS = "checksums"
 _AGAIN = "prepare the whole dataset again with force=True"
 
@@ -78,6 +85,7 @@ class OldDataset:
                 where=store.url,
                 hint="leave out append=True",
             ) from error
+        self._where = f"{store.url}/{INDEX_SQLITE}"
         self._store, self._listed = store, {entry.path: entry for entry in listed}
         self._changed: dict[str, str] = {}  # what is wrong with shards, by path
         self._doubtful: dict[str, int] = {}  # hash of the record by path
@@ -120,25 +128,22 @@ class OldDataset:
     def records(self, database: str) -> Iterator[ShardRecord]:
         """Yield the records of the old shards, given the local path of the index.
 
-        Raises IndexMismatchError if the index does not fit ``.info.json``, or is damaged.
+        Raises IndexMismatchError if the index does not fit ``.info.json``, MetadataError if it is damaged.
         """
         begin, tars = 0, len(self.counts)
-        with read_sqlite(database) as samples:
-            try:
-                rows = _of_each(samples.execute(_SAMPLES, (tars,)), tars)
-                parts = _of_each(samples.execute(_PARTS, (tars,)), tars)
-                for (path, count), of_tar, of_parts in zip(self.counts.items(), rows, parts, strict=True):
-                    if len(of_tar) != count:
-                        raise self._mismatch(f"it has {len(of_tar)} samples of {path}, not {count}")
-                    offsets = [offset for _, _, offset, _ in of_tar]
-                    offsets.append(sum(of_tar[-1][2:]) if of_tar else 0)
-                    scan = ShardScan(path, [row[1] for row in of_tar], offsets, [row[1:] for row in of_parts])
-                    digests = [] if self.checksums is None else self.checksums[begin : begin + count].tolist()
-                    self._look_at(scan)
-                    yield ShardRecord(scan, digests)
-                    begin += count
-            except sqlite3.DatabaseError as error:
-                raise self._mismatch(str(error)) from error
+        with closing(connect_local(database, self._where)) as index:
+            rows = _of_each(index.select(_SAMPLES, tars), tars)
+            parts = _of_each(index.select(_PARTS, tars), tars)
+            for (path, count), of_tar, of_parts in zip(self.counts.items(), rows, parts, strict=True):
+                if len(of_tar) != count:
+                    raise self._mismatch(f"it has {len(of_tar)} samples of {path}, not {count}")
+                offsets = [offset for _, _, offset, _ in of_tar]
+                offsets.append(sum(of_tar[-1][2:]) if of_tar else 0)
+                scan = ShardScan(path, [row[1] for row in of_tar], offsets, [row[1:] for row in of_parts])
+                digests = [] if self.checksums is None else self.checksums[begin : begin + count].tolist()
+                self._look_at(scan)
+                yield ShardRecord(scan, digests)
+                begin += count
 
     def _look_at(self, scan: ShardScan) -> None:
         tar, index = self._listed.get(scan.path), self._listed.get(index_path(scan.path))
@@ -175,12 +180,23 @@ class OldDataset:
                 hint=f"tars can be added while the old ones stay as they are: restore them, or {_AGAIN}",
             )
 
+    def copy_media(self, database: str, new: sqlite3.Connection) -> None:
+        """Copy the media metadata of the index at a local path into an open one that has the tables."""
+        with closing(connect_local(database, self._where)) as index:
+            for table, columns in _MEDIA_COLUMNS.items():
+                if index.has_table(table):  # other programs write no layouts
+                    rows = index.select(f"SELECT {columns} FROM {table}")
+                    marks = ", ".join("?" * len(columns.split(",")))
+                    new.executemany(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})", rows)
+
     def media_filter(self, database: str) -> MediaFilter | None:
         """Return the media filter of the index at a local path; None if it has no media.
 
         Raises ConfigError if there are several.
         """
-        found = _rows(database, "SELECT strategy, patterns FROM media_filters")
+        with closing(connect_local(database, self._where)) as index:
+            has_media = index.has_table("media_filters")
+            found = [*index.select("SELECT strategy, patterns FROM media_filters")] if has_media else []
         if len(found) > 1:
             raise ConfigError(
                 f"the index has the media of {len(found)} filters, so it is not clear which is for new tars",
@@ -197,15 +213,6 @@ class OldDataset:
         )
 
 
-def copy_media(old: str, new: sqlite3.Connection) -> None:
-    """Copy the media metadata of the index at a local path into an open one that has the tables."""
-    present = {name for (name,) in _rows(old, "SELECT name FROM sqlite_master")}
-    tables = {"media_metadata": "?, ?, ?", "media_filters": "?, ?, ?, ?", "media_layouts": "?, ?"}
-    for table in present & tables.keys():  # other programs write no layouts
-        rows = _rows(old, f"SELECT * FROM {table}")
-        new.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({tables[table]})", rows)
-
-
 def _hash(scan: ShardScan) -> int:
     return xxhash.xxh3_64_intdigest(encode_record(ShardRecord(scan)))
 
@@ -220,10 +227,3 @@ def _of_each(rows: Iterable[tuple[Any, ...]], tars: int) -> Iterator[list[tuple[
             number, group = next(groups, (tars, iter(())))
         else:
             yield []
-
-
-def _rows(database: str, query: str) -> list[tuple[Any, ...]]:
-    """Return the rows of a query; none if there is no such table."""
-    with read_sqlite(database) as connection, suppress(sqlite3.OperationalError):
-        return connection.execute(query).fetchall()
-    return []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import operator
 import os
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
+
+import apsw
 
 from energon_stream.errors import (
     ConfigError,
@@ -21,6 +22,7 @@ from energon_stream.errors import (
     NotPreparedError,
     ObjectNotFoundError,
 )
+from energon_stream.index.guarded_sqlite import IndexConnection, connect_to_write, damaged_index
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file, temporary_folder
 from energon_stream.index.yaml_io import read_document
@@ -30,6 +32,8 @@ from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.scan import ShardScan, scan_shard
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from energon_stream.engine.tasks import TaskEngine
     from energon_stream.media.file_layout import FileLayout
     from energon_stream.media.metadata import MediaMetadataBase
@@ -44,7 +48,7 @@ CREATE TABLE IF NOT EXISTS media_filters (
 CREATE TABLE IF NOT EXISTS media_layouts (entry_key TEXT PRIMARY KEY, layout_json TEXT NOT NULL);
 """
 _PARTS = """
-SELECT sample_key || '.' || part_name, tar_file_id, content_byte_offset, content_byte_size
+SELECT sample_key || '.' || part_name AS entry_key, tar_file_id, content_byte_offset, content_byte_size
 FROM sample_parts JOIN samples USING (tar_file_id, sample_index)
 ORDER BY tar_file_id, sample_index, content_byte_offset
 """
@@ -101,7 +105,7 @@ def find_media(store: Store, media_filter: MediaFilter, files: Iterable[MediaFil
 class MediaTables:
     """Writes the tables of media metadata into an open database. Rows of earlier filters stay."""
 
-    def __init__(self, database: sqlite3.Connection, media_filter: MediaFilter) -> None:
+    def __init__(self, database: sqlite3.Connection | IndexConnection, media_filter: MediaFilter) -> None:
         self._database = database
         self.report: MediaReport = MediaReport()  # outcome so far
         for statement in MEDIA_TABLES.split(";"):  # executescript() would commit the caller's transaction
@@ -175,12 +179,12 @@ def prepare_media(
             hint="run `energon-stream prepare` with the same media option instead",
         )
     with temporary_folder(tmp_path) as folder:
-        path = os.path.join(folder, "index.sqlite")
+        path, where = os.path.join(folder, "index.sqlite"), f"{store.url}/{INDEX_SQLITE}"
         if info is not None or INDEX_SQLITE in entries:
             with sqlite_file(store, folder) as existing:
                 shutil.copyfile(existing, path)
         try:
-            with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            with closing(connect_to_write(path, where)) as database:
                 database.execute("BEGIN")
                 tables, done = MediaTables(database, media_filter), 0
                 batches: Iterator[tuple[int, FoundMedia]]
@@ -200,9 +204,8 @@ def prepare_media(
                     if progress is not None:
                         progress(size)
                 database.execute("COMMIT")
-        except sqlite3.DatabaseError as error:
-            where = f"{store.url}/{INDEX_SQLITE}"
-            raise MetadataError(f"index.sqlite cannot be used: {error}", where=where) from error
+        except apsw.Error as error:
+            raise damaged_index(where, str(error)) from error
         if not tables.report.stored:
             raise ConfigError(
                 f"the media filter {media_filter.strategy} found no readable media among {done} files "
@@ -254,10 +257,10 @@ def _files(entries: Mapping[str, ObjectMeta]) -> Iterator[MediaFile]:
 
 
 def _parts(
-    database: sqlite3.Connection, store: Store, info: str, entries: Mapping[str, ObjectMeta]
+    database: IndexConnection, store: Store, info: str, entries: Mapping[str, ObjectMeta]
 ) -> Iterator[MediaFile]:
     shards = list(parse_info(read_document(info, store).data, f"{store.url}/{info}"))
-    for name, shard, start, size in database.execute(_PARTS):
+    for name, shard, start, size in database.select(_PARTS):
         if shard >= len(shards):
             raise MetadataError(
                 "index.sqlite has more shards than .info.json",

@@ -23,7 +23,7 @@ from energon_stream.index.info_files import (
 from energon_stream.index.plain import find_shards, select_shards
 from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_bytes
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file, temporary_folder
-from energon_stream.prepare.append import OldDataset, copy_media
+from energon_stream.prepare.append import OldDataset
 from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.duplicates import separate_tars
 from energon_stream.prepare.publish import (
@@ -293,7 +293,7 @@ class _Preparation:
             builder = IndexBuilder(folder, media_filter=media_filter, checksums=has_checksums)
             stack.enter_context(builder)
             if media_filter is not None:
-                copy_media(database, builder.connection)
+                old.copy_media(database, builder.connection)
             for record in old.records(database):
                 builder.add(record)
             old.check(self.workers)

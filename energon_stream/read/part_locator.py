@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-import apsw
 import numpy as np
 
 from energon_stream.errors import EnergonStreamError, IndexMismatchError
@@ -181,7 +180,7 @@ class PartLocator(Locator):
         """Return what reads the index returns. If it cannot be used, whole samples are read from now on."""
         try:
             return read()
-        except (EnergonStreamError, apsw.Error) as error:
+        except EnergonStreamError as error:
             self._skips = False
             _log.warning(
                 "%s: whole samples are read, because the index cannot be used: %s",

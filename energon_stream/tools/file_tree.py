@@ -22,7 +22,6 @@ SELECT part_name, tar_file_id, content_byte_offset, content_byte_size
 FROM samples JOIN sample_parts USING (tar_file_id, sample_index) WHERE sample_key = ?
 """
 _SAMPLE = "SELECT tar_file_id, byte_offset, byte_size FROM samples WHERE sample_key = ?"
-_HAS_PARTS = "SELECT 1 FROM sqlite_master WHERE name = 'sample_parts'"
 
 _LAST = "\U0010ffff"
 _MOST_ROWS = 4096
@@ -53,7 +52,7 @@ class FileTree:
     def __init__(self, spec: StoreSpec, *, sample_folders: bool = False, allow_slow: bool = False) -> None:
         self._opened = OpenedDataset(spec, "only prepared datasets have files")
         self._database, self._sample_folders = self._opened.database, sample_folders
-        self._has_parts = bool(self._rows(_HAS_PARTS))
+        self._has_parts = self._database.has_table("sample_parts")
         if not self._has_parts and not allow_slow:
             raise NotPreparedError(
                 "the index has no places of parts: an older version prepared the dataset",
@@ -144,10 +143,7 @@ class FileTree:
         return bytes(part.shard.get_range(ByteRange(start, min(start + _BLOCK, part.bytes.stop))).data)
 
     def _rows(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
-        try:
-            return self._database.checked_rows(query, values)
-        except UnicodeEncodeError:  # no key has such characters
-            return []
+        return self._database.rows(query, values)
 
 
 def _end(folder: str) -> str:

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -47,7 +47,6 @@ _TEXT_BYTES = 64 << 10
 _HEADERS = 64 << 10
 """Bytes of a request for the headers of a large sample that is not indexed."""
 _KEPT_BYTES = 256 << 20
-_HAS_PARTS = "SELECT 1 FROM sqlite_master WHERE name = 'sample_parts'"
 _PARTS = """
 SELECT sample_key, part_name, content_byte_offset, content_byte_size
 FROM samples JOIN sample_parts USING (tar_file_id, sample_index)
@@ -77,7 +76,7 @@ class _PartIndex:
 
     def __init__(self, database: IndexDatabase) -> None:
         self._database = database
-        self.has_parts: bool = bool(database.checked_rows(_HAS_PARTS, ()))
+        self.has_parts: bool = database.has_table("sample_parts")
 
     @classmethod
     def open(cls, spec: StoreSpec) -> _PartIndex | None:
@@ -89,28 +88,12 @@ class _PartIndex:
 
     def parts(self, shard_id: int, number: int) -> tuple[str, list[tuple[str, int, int]]] | None:
         """Return a sample's key, and name, first byte and size of its parts; None if no part is indexed."""
-        rows = self._database.checked_rows(_PARTS, (shard_id, number))
-        for row in rows:
-            self._check(row, (str, str, int, int), min(row[2:], default=0) if _are_ints(row[2:]) else 0)
+        rows = self._database.rows(_PARTS, (shard_id, number))
         return (rows[0][0], [(name, start, size) for _, name, start, size in rows]) if rows else None
 
     def find(self, key: str, most: int) -> list[tuple[str, int, int]]:
         """Return key, number of the shard and number in it of the samples whose keys begin with a text."""
-        try:
-            rows = self._database.checked_rows(_KEYS, (key, key + _LAST, most))
-        except UnicodeEncodeError:  # no key has such characters
-            return []
-        for row in rows:
-            self._check(row, (str, int, int), 0)
-        return rows
-
-    def _check(self, row: Sequence[Any], types: tuple[type, ...], least: int) -> None:
-        if tuple(map(type, row)) != types or least < 0:
-            raise self._database.damaged(f"a row is {row!r:.120}")
-
-
-def _are_ints(values: Sequence[Any]) -> bool:
-    return all(type(value) is int for value in values)
+        return self._database.rows(_KEYS, (key, key + _LAST, most))
 
 
 class SampleSource:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
-import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -18,6 +17,7 @@ import numpy as np
 
 from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import ConfigError, CostsError, MetadataError
+from energon_stream.index.guarded_sqlite import connect_local, damaged_index
 from energon_stream.index.info_files import read_info
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.media.metadata import AVMetadata, ImageMetadata
@@ -247,25 +247,23 @@ def _media_values(store: Store, counts: Mapping[str, int], formula: Expression) 
         )
     first = np.concatenate([[0], np.cumsum(list(counts.values()), dtype=np.int64)])
     samples, rows = list[int](), list[list[float]]()
-    with sqlite_file(store) as path, closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as index:
-        if not index.execute("SELECT 1 FROM sqlite_master WHERE name = 'media_metadata'").fetchone():
+    shards, where = list(counts.values()), f"{store.url}/{INDEX_SQLITE}"
+    with sqlite_file(store) as path, closing(connect_local(path, where)) as index:
+        if not index.has_table("media_metadata"):
             raise CostsError("the index has no media metadata", where=store.url, hint=_PREPARE)
         try:
-            for shard, number, text in index.execute(_MEDIA):
+            for shard, number, text in index.select(_MEDIA):
+                if shard >= len(shards) or number >= shards[shard]:
+                    raise damaged_index(where, f"it has sample {number} of tar {shard}")
                 known = json.loads(text)
                 if all(known.get(name) is not None for name in formula.names):
                     samples.append(int(first[shard]) + number)
                     rows.append([float(known[name]) for name in formula.names])
-        except (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, IndexError) as error:
-            where = f"{store.url}/{INDEX_SQLITE}"
+        except MetadataError:
+            raise
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise MetadataError(f"the media metadata cannot be used: {error}", where=where) from error
     at = np.array(samples, dtype=np.int64)
-    if len(at) and at.max() >= first[-1]:
-        raise MetadataError(
-            "index.sqlite has more samples than .info.json",
-            where=store.url,
-            hint="run `energon-stream prepare` again",
-        )
     missing = np.flatnonzero(np.bincount(at, minlength=int(first[-1])) == 0)
     if len(missing):
         names = ", ".join(formula.names)

@@ -299,7 +299,7 @@ def _by_keys(
         numbers: dict[str, set[int]] = {}
         missing = []
         for key in wanted:
-            rows = database.checked_rows(_PLACE, (key,))
+            rows = database.rows(_PLACE, (key,))
             if not rows:
                 missing.append(key)
                 continue
