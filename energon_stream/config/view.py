@@ -44,6 +44,7 @@ _LEAST_KEPT = 1 << 20
 """Samples from which a selection is kept on the node. Fewer are selected in milliseconds."""
 _ROWS = 1 << 18
 _KEYS_AT_A_TIME = 500
+_RULES = "2"  # changes with what a view selects, so that no node keeps an older selection
 _SHARE_KEY = derive_key("share of a view")
 
 
@@ -143,7 +144,7 @@ class _Selecting:
         index, versions = self._index, () if tables is None else tables.versions
         if versions is None or index.num_samples < _LEAST_KEPT:
             return None
-        parts = index.spec.url, str(self._view), str(self._every.info_digest), *versions
+        parts = index.spec.url, _RULES, str(self._view), str(self._every.info_digest), *versions
         return f"{kept_name(*parts, self._keys.decode('latin-1'), *index.shard_paths)}.bits"
 
     def _select(self, tables: Tables | None) -> Selection:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -65,7 +66,7 @@ class Expression:
         try:
             with np.errstate(all="ignore"):
                 return parser.parse()(values)
-        except (pa.ArrowException, OverflowError) as error:
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
             types = ", ".join(f"{name} is {array.type}" for name, array in values.items())
             raise parser.refused(f"{' '.join(str(error).split()):.200} ({types})") from error
 
@@ -214,7 +215,7 @@ class _FilterParser(_ExpressionParser):
             items, is_in = [ast.literal_eval(item) for item in elements], isinstance(how, ast.In)
             return lambda values: _contained(one(values), items, is_in)
         other, test = self._operand(right), _COMPARISONS[type(how)]
-        return lambda values: getattr(pc, test)(one(values), other(values))
+        return lambda values: getattr(pc, test)(*_alike(one(values), other(values)))
 
     def _operand(self, node: ast.expr) -> _Evaluate:
         if isinstance(node, ast.Name):
@@ -222,7 +223,7 @@ class _FilterParser(_ExpressionParser):
         if not _is_constant(node):
             raise self.refused(f"a {type(node).__name__} is not allowed")
         value = ast.literal_eval(node)
-        return lambda values: pa.scalar(value)
+        return lambda values: value
 
 
 _PARSERS: Mapping[str, type[_ExpressionParser]] = {"filter": _FilterParser, "formula": _FormulaParser}
@@ -235,6 +236,36 @@ def _is_constant(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) in (int, float, str, bool)
 
 
+def _alike(left: Any, right: Any) -> tuple[Any, Any]:
+    """Return two operands as Arrow has them; an integer gets the type of the column if it fits."""
+    column = left if hasattr(left, "type") else right
+    return _scalar(left, column), _scalar(right, column)
+
+
+def _scalar(value: Any, column: Any) -> Any:
+    if hasattr(value, "type"):
+        return value
+    if pa.types.is_integer(getattr(column, "type", pa.null())):
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
+        if type(value) is int:
+            with suppress(pa.ArrowInvalid, OverflowError):  # Arrow compares what the column cannot have
+                return pa.scalar(value, column.type)
+    return pa.scalar(value)
+
+
 def _contained(values: Any, items: list[Any], is_in: bool) -> Any:
-    found = pc.is_in(values, value_set=pa.array(items, values.type))
+    """Return whether each value is one of the items, by the rules of ``==``."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    for item in {type(item): item for item in items}.values():
+        pc.equal(values.slice(0, 0), _scalar(item, values))  # raises for a type that cannot be compared
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        found = pc.is_in(values, value_set=pa.array(items, values.type))
+    elif pa.types.is_integer(values.type):  # the others are no values of such a column
+        scalars = [_scalar(item, values) for item in items]
+        kept = [item.as_py() for item in scalars if item.type == values.type]
+        found = pc.is_in(values, value_set=pa.array(kept, values.type))
+    else:
+        none = pa.repeat(pa.scalar(False), len(values))
+        found = reduce(pc.or_, (pc.equal(values, pa.scalar(item)) for item in items), none)
     return pc.if_else(pc.is_valid(values), found if is_in else pc.invert(found), pa.scalar(None, pa.bool_()))
