@@ -292,7 +292,8 @@ class BadShardsError(CorruptTarError):
         head = f"{len(shards)} of {total} tars in {where} cannot be used:"
         error = cls(
             "\n".join([head, *lines, "The metadata was not changed"]),
-            hint="Write them again, leave them out with exclude=, or go on without them with skip_bad=True",
+            hint="`energon-stream repair` writes what is whole to a new dataset; or leave them out with exclude= or "
+            "skip_bad=True",
         )
         error.shards = dict(shards)
         return error

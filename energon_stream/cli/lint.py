@@ -104,6 +104,8 @@ def _show(report: LintReport, sample_rate: float) -> None:
     click.echo(
         f"{report.samples} samples in {report.shards} shards, {report.bad_shards} shards with errors{verified}"
     )
+    for remark in report.remarks:
+        echo_text(remark, err=True)
     for split, made in report.made.items():
         echo(f"{split}: {made} samples made, {report.failed[split]} errors")
     if report.refused:

@@ -69,6 +69,7 @@ class OpeningOptions(DecodingOptions, total=False):
     trust_dataset_code: bool | None
     limits: Limits | None
     allow_urls: Sequence[str] | None
+    skip_bad: bool
 
 
 class SharedOptions(OpeningOptions, total=False):
@@ -116,6 +117,8 @@ class SharedOptions(OpeningOptions, total=False):
         allow_urls: Prefixes of URLs and paths, such as ``["https://data.example.org/"]``, that a metadataset
             in a store may name beside its own store. Default: those of ``ENERGON_STREAM_ALLOW_URLS``,
             separated by spaces.
+        skip_bad: Whether tars that are damaged or cut off are left out, with a warning, where the dataset is
+            not prepared. Default: they are errors. (``prepare_dataset`` has the same option.)
     """
 
     sample_type: SampleType | None
@@ -191,6 +194,7 @@ class DatasetRequest:
             read_options.retry_deadline,
             bounds,
             options.get("allow_urls"),
+            options.get("skip_bad", False),
         )
         location = DatasetLocation(
             path,

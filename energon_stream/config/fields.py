@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_stream.errors import ConfigError, FieldError, MetadataError
+from energon_stream.read.part_ranges import find_part
 
 _ACCESS = re.compile(r"\s*([^\[\],\s]+)((?:\[[^\[\]]+\])*)\s*")
 _COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
@@ -59,10 +60,11 @@ class FieldAccess:
         return replace(self, alternatives=left)
 
     def read(self, parts: Collection[str], decode: Callable[[str], Any]) -> Any:
-        """Return the field's value. Raises FieldError if no place exists."""
+        """Return the field's value; ``jpg`` takes ``JPG`` too. Raises FieldError if no place exists."""
         for access in self.alternatives:
-            if access.part in parts:
-                value = decode(access.part)
+            part = access.part if access.part in parts else find_part(access.part, parts)
+            if part is not None:
+                value = decode(part)
                 if access.keys:
                     value = access.follow(value)
                 if value is not _MISSING:

@@ -41,6 +41,7 @@ class MetadatasetFiles:
     retry_deadline: float | None = None
     limits: Limits = field(default_factory=Limits.from_environment)
     allow_urls: Sequence[str] | None = None
+    skip_bad: bool = False  # whether bad tars are left out that are not prepared
     _documents: dict[str, MetadatasetDocument] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:

@@ -123,50 +123,64 @@ def open_location(location: DatasetLocation, num_workers: int) -> list[tuple[Mix
 
     def read() -> list[tuple[MixtureItem, DatasetIndex]]:
         items = location.items()
-        return list(zip(items, open_all([item.ref for item in items], location.files.limits), strict=True))
+        files, refs = location.files, [item.ref for item in items]
+        return list(zip(items, open_all(refs, files.limits, skip_bad=files.skip_bad), strict=True))
 
     return location.read(read, forks=num_workers > 0)
 
 
-def open_all(refs: Sequence[AnyLeafRef], limits: Limits | None = None) -> list[DatasetIndex]:
-    """Open datasets and joins, all at the same time."""
-    limits = limits or Limits.from_environment()
+def open_all(
+    refs: Sequence[AnyLeafRef], limits: Limits | None = None, *, skip_bad: bool = False
+) -> list[DatasetIndex]:
+    """Open datasets and joins, all at the same time.
+
+    ``skip_bad`` leaves out bad tars of datasets that are not prepared.
+    """
+    how = _Opening(limits or Limits.from_environment(), skip_bad, with_sizes=len(refs) <= 16)
     metadata: dict[_MetadataKey, Future[DatasetMetadata]] = {}
     pool = ThreadPoolExecutor(min(32, len(refs)))  # the fetcher bounds the requests
     try:
-        # Of many datasets, the first batches read few: their .tar.idx files cost fewer requests than sizes.
-        begin = partial(_begin, pool=pool, metadata=metadata, with_sizes=len(refs) <= 16, limits=limits)
+        begin = partial(_begin, pool=pool, metadata=metadata, how=how)
         return [finish() for finish in [begin(ref) for ref in refs]]
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """Options of opening datasets."""
+
+    limits: Limits
+    skip_bad: bool  # whether bad tars are left out that are not prepared
+    # Of many datasets, the first batches read few: their .tar.idx files cost fewer requests than sizes.
+    with_sizes: bool
 
 
 def _begin(
     ref: AnyLeafRef,
     pool: ThreadPoolExecutor,
     metadata: dict[_MetadataKey, Future[DatasetMetadata]],
-    with_sizes: bool,
-    limits: Limits,
+    how: _Opening,
 ) -> Callable[[], DatasetIndex]:
     """Begin to open a dataset; return a function that waits for the result."""
     if isinstance(ref, JoinRef):
-        members = [_begin(member.leaf, pool, metadata, with_sizes, limits) for member in ref.members]
+        members = [_begin(member.leaf, pool, metadata, how) for member in ref.members]
         # The join waits in the pool for its members. It cannot block them: they were submitted before it.
         return pool.submit(_open_join, ref, members).result
     if ref.view is not None:
-        whole, view = _begin(replace(ref, view=None), pool, metadata, with_sizes, limits), ref.view
-        return pool.submit(lambda: with_view(whole(), view, limits)).result
+        whole, view = _begin(replace(ref, view=None), pool, metadata, how), ref.view
+        return pool.submit(lambda: with_view(whole(), view, how.limits)).result
     kind = dataset_kind(ref.spec.url)
     if kind == "jsonl":
         declared = ref.declared is not None and not ref.declared.typing_only
         _refuse(ref, declared, "sample_type", "the records of a JSONL file are crude")
         return pool.submit(open_jsonl, ref.spec).result
     if kind == "tars" or ref.declared is not None:
-        return pool.submit(_open_declared, ref, limits).result
+        return pool.submit(_open_declared, ref, how).result
     key = ref.spec.url, ref.split_config, ref.dataset_config
     if key not in metadata:  # mixtures often name several split parts of one dataset
-        metadata[key] = pool.submit(_read_metadata, ref, limits, with_sizes)
-    return lambda: _select(ref, metadata[key].result(), limits)
+        metadata[key] = pool.submit(_read_metadata, ref, how.limits, how.with_sizes)
+    return lambda: _select(ref, metadata[key].result(), how.limits)
 
 
 def _read_metadata(ref: LeafRef, limits: Limits, with_sizes: bool = False) -> DatasetMetadata:
@@ -189,15 +203,15 @@ def _open_join(ref: JoinRef, members: Sequence[Callable[[], DatasetIndex]]) -> J
     return open_join_index(ref.metadataset, join_members(ref, [finish() for finish in members]))
 
 
-def _open_declared(ref: LeafRef, limits: Limits) -> WebDatasetIndex:
+def _open_declared(ref: LeafRef, how: _Opening) -> WebDatasetIndex:
     """Open tars that the path names, or a folder with declared samples, prepared or not."""
-    is_folder = dataset_kind(ref.spec.url) != "tars"
+    is_folder, limits = dataset_kind(ref.spec.url) != "tars", how.limits
     spec, tars = (ref.spec, list_tars(ref.spec)) if is_folder else find_tars(ref.spec, limits)
     if tars is None:
         return _select(ref, _read_metadata(ref, limits), limits)
     given = (ref.split_config, ref.dataset_config) != (SPLIT_CONFIG, DATASET_CONFIG)
     _refuse(ref, given, "split_config or dataset_config", "the dataset is not prepared")
-    return open_plain(spec, tars, split_part=ref.split_part)
+    return open_plain(spec, tars, split_part=ref.split_part, skip_bad=how.skip_bad)
 
 
 def _refuse(ref: LeafRef, is_given: bool, what: str, reason: str) -> None:

@@ -120,7 +120,7 @@ class SampleFactory:
         """Make a crude sample of its parts. Pickles that are not trusted fail where they are looked up."""
         wanted = self.part_filter
         if wanted is not None:
-            accepts = wanted.__contains__ if isinstance(wanted, frozenset) else wanted
+            accepts = PartSelection(wanted).__contains__ if isinstance(wanted, frozenset) else wanted
             parts = {part: data for part, data in parts.items() if accepts(part)}
         crude, refused = CrudeSample(), {}
         decoder = self.decoder

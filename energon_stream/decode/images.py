@@ -14,18 +14,24 @@ from energon_stream.imports import LazyModule
 
 if TYPE_CHECKING:
     import torch
+    from PIL.Image import Image as PILImage
     from PIL.ImageFile import ImageFile
 else:
     torch = LazyModule("torch")
 
 IMAGE_EXTENSIONS: frozenset[str] = frozenset({
-    "apng", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "emf", "eps", "fit", "fits", "flc", "fli",
+    "apng", "avif", "blp", "bmp", "bw", "cur", "dcx", "dds", "dib", "emf", "eps", "fit", "fits", "flc", "fli",
     "ftc", "ftu", "gbr", "gif", "icb", "icns", "ico", "iim", "im", "j2c", "j2k", "jfif", "jp2", "jpc",
     "jpe", "jpeg", "jpf", "jpg", "jpx", "msp", "pbm", "pcd", "pcx", "pgm", "png", "pnm", "ppm", "ps",
     "psd", "pxr", "ras", "rgb", "rgba", "sgi", "tga", "tif", "tiff", "vda", "vst", "webp", "wmf", "xbm",
     "xpm",
 })  # fmt: skip
-"""Extensions that are decoded as images: WebDataset's, without formats that Pillow knows by name only."""
+"""Extensions that are decoded as images: WebDataset's, without formats that Pillow knows by name only, and
+``avif``, which Pillow reads from version 11.3 on.
+"""
+
+_ORIENTATION = 0x0112  # tag of EXIF
+_SIDEWAYS = (5, 6, 7, 8)  # orientations that swap height and width
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +82,70 @@ def decode_image(
     trusted: bool = False,
     backend: str = "pillow",
     least_size: tuple[int, int] | None = None,
+    orients: bool = False,
+    scales: bool = False,
 ) -> Any:
     """Decode an image file to the form of a mode.
 
     ``most_pixels`` holds for the file, before it is reduced. ``trusted`` allows formats for which Pillow
     starts another program. ``backend`` decodes JPEG files, which keep the height and width ``least_size``;
-    larger ones are reduced. Raises ImageTooLargeError, UnsafeImageError, or Pillow's error for a bad file.
+    larger ones are reduced. ``orients`` turns the image as its EXIF data says, and ``scales`` makes 8 bits of
+    grey values of 16. Raises ImageTooLargeError, UnsafeImageError, or Pillow's error for a bad file.
     """
     if backend != "pillow":
-        pixels = _decode_fast(data, mode, most_pixels, backend, least_size)
+        pixels = _decode_fast(data, mode, most_pixels, backend, least_size, orients)
         if pixels is not None:
             return pixels
-    image = _open_image(data, most_pixels, trusted, least_size)
-    with image:
+    with _open_image(data, most_pixels, trusted, least_size, orients) as opened:
+        image = _meant(opened, orients, scales) if orients or scales else opened
         if mode.container == "pil":
             return image.convert(mode.colours)
         pixels = np.asarray(image if image.mode == mode.colours else image.convert(mode.colours))
     return _contained(pixels, mode)
 
 
+def _meant(image: PILImage, orients: bool, scales: bool) -> PILImage:
+    """Return an image turned as its EXIF data says, and with 8 bits, as far as that is wanted."""
+    from PIL import Image, ImageOps
+
+    if orients and _orientation(image) != 1:
+        image = ImageOps.exif_transpose(image)
+    if scales and image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image
+
+
+def _orientation(image: PILImage) -> int:
+    """Return how an image is to be turned, as EXIF numbers it; 1 if it is upright."""
+    found: object = image.getexif().get(_ORIENTATION, 1)
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+def image_remarks(data: bytes) -> list[str]:
+    """Return what an image file has that decoding leaves out. Raises Pillow's error for a bad file."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        has = {
+            "several frames, of which the first is decoded": getattr(image, "n_frames", 1) > 1,
+            "an EXIF orientation, which apply_exif_orientation applies": _orientation(image) != 1,
+            "grey values of 16 bits, which scale_16_bit scales to 8; without it those above 255 become white": (
+                image.mode.startswith("I;16")
+            ),
+            "values of 32 bits, of which those above 255 become white": image.mode in ("I", "F"),
+        }
+    return [what for what, is_there in has.items() if is_there]
+
+
+def reads_avif() -> bool:
+    """Return whether the installed Pillow reads AVIF files."""
+    from PIL import features
+
+    return "avif" in features.modules and features.check_module("avif")
+
+
 def _open_image(
-    data: bytes, most_pixels: int, trusted: bool, least_size: tuple[int, int] | None
+    data: bytes, most_pixels: int, trusted: bool, least_size: tuple[int, int] | None, orients: bool
 ) -> ImageFile:
     from PIL import Image
 
@@ -109,14 +158,20 @@ def _open_image(
         raise ImageTooLargeError(f"the image has {width:,} x {height:,} pixels")
     if opened.format in ("EPS", "WMF") and not trusted:  # drawn by Ghostscript or Windows
         raise UnsafeImageError(str(opened.format))
-    reduction = reduction_to((height, width), least_size)
+    is_sideways = orients and least_size is not None and _orientation(opened) in _SIDEWAYS
+    reduction = reduction_to((width, height) if is_sideways else (height, width), least_size)
     if reduction > 1 and opened.format == "JPEG":
         opened.draft(None, (width // reduction, height // reduction))
     return opened
 
 
 def _decode_fast(
-    data: bytes, mode: ImageMode, most_pixels: int, backend: str, least_size: tuple[int, int] | None
+    data: bytes,
+    mode: ImageMode,
+    most_pixels: int,
+    backend: str,
+    least_size: tuple[int, int] | None,
+    orients: bool,
 ) -> Any:
     """Decode a JPEG file with another package than Pillow; return None if Pillow has to decode the file."""
     from PIL import Image
@@ -126,7 +181,7 @@ def _decode_fast(
     most_pixels = min(most_pixels, Image.MAX_IMAGE_PIXELS or most_pixels)
     if header is None or header.height * header.width > most_pixels:
         return None
-    if mode.container == "pil" and header.has_metadata:  # which the image of Pillow has as well
+    if header.has_metadata and (orients or mode.container == "pil"):  # which Pillow takes into account
         return None
     # Pillow makes grey of decoded colours, and not of the file's luminance.
     colours = "RGB" if mode.colours == "L" and header.components == 3 else mode.colours

@@ -23,9 +23,11 @@ from energon_stream.decode.images import (
     ImageTooLargeError,
     UnsafeImageError,
     decode_image,
+    reads_avif,
 )
 from energon_stream.decode.jpeg import check_backend
 from energon_stream.decode.unpacking import (
+    PickledArrayError,
     TooLargeError,
     check_pth,
     check_tensors,
@@ -99,12 +101,11 @@ _DECODERS: Mapping[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
-    "npy": read_npy,
     **dict.fromkeys(("ten", "tb"), _tenbin),
     **dict.fromkeys(("mp", "msg"), partial(msgpack.unpackb, strict_map_key=False)),
     "cbor": lambda data: _optional("cbor2", "decoding .cbor parts").loads(data),
 }
-_KNOWN = {*_DECODERS, *IMAGE_EXTENSIONS, *AV_EXTENSIONS, *_PICKLE_EXTENSIONS, "npz", "pth"}
+_KNOWN = {*_DECODERS, *IMAGE_EXTENSIONS, *AV_EXTENSIONS, *_PICKLE_EXTENSIONS, "npy", "npz", "pth"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class SampleDecoder(FileStoreDecoder):
     txt text transcript             ``str`` (UTF-8)
     cls cls2 index inx id           ``int``
     json jsn                        parsed
-    npy; npz                        array; dict of arrays (no pickled objects)
+    npy; npz                        array; dict of arrays (pickled objects only with ``allow_pickle``)
     pth                             ``torch.load(weights_only=True)`` on the CPU
     mp msg; cbor                    msgpack; CBOR (with the package ``cbor2``)
     ten tb                          list of arrays in WebDataset's tensor format
@@ -146,6 +147,10 @@ class SampleDecoder(FileStoreDecoder):
         image_min_size: Height and width, in pixels, that the task needs. JPEG files that are larger by a
             factor of 2, 4 or 8 are decoded at a half, a quarter or an eighth of their size, which is faster.
             None for full size.
+        apply_exif_orientation: Whether images are turned as their EXIF data says, as cameras store them. By
+            default they are decoded as they are stored, as in WebDataset and Megatron-Energon.
+        scale_16_bit: Whether grey images of 16 bits are scaled to 8. By default Pillow converts them, as in
+            WebDataset and Megatron-Energon: all values above 255 become white.
 
     Raises:
         ConfigError: A mode or a backend is unknown, or a size is not positive.
@@ -165,6 +170,8 @@ class SampleDecoder(FileStoreDecoder):
     limits: Limits | None = None
     image_backend: str = "pillow"
     image_min_size: tuple[int, int] | None = None
+    apply_exif_orientation: bool = False
+    scale_16_bit: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("image_decode", self.image_decode, IMAGE_MODES)
@@ -194,6 +201,8 @@ class SampleDecoder(FileStoreDecoder):
         except ImageTooLargeError as error:
             problem = f"part {fname!r} of {len(copied):,} bytes is too large: {error}"
             raise PartLimitError(**self._bounds.exceeded("image_pixels", problem)) from None
+        except PickledArrayError:
+            raise _untrusted(fname, "has pickled objects") from None
         except UnsafeImageError as error:
             raise DecodeError(
                 f"part {fname!r} is an {error} file, which another program would have to run",
@@ -220,11 +229,7 @@ class SampleDecoder(FileStoreDecoder):
             name = name[:-3]
         if name.rpartition(".")[2] not in _PICKLE_EXTENSIONS or is_trusted(self.allow_pickle):
             return None
-        return UntrustedPickleError(
-            f"part {name!r} is a pickle, which can run any code",
-            hint="if you trust the data, set `decoder = SampleDecoder(allow_pickle=True)` on the task "
-            f"encoder, or {TRUST_VARIABLE}=1",
-        )
+        return _untrusted(name, "is a pickle")
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Decode all parts of a sample; names that begin with two underscores are no parts."""
@@ -247,6 +252,7 @@ class SampleDecoder(FileStoreDecoder):
         names = ["image_decode", "av_decode", "video_decode_audio", "guess_content"]
         names += ["image_backend"] * (self.image_backend != "pillow")
         names += ["image_min_size"] * (self.image_min_size is not None)
+        names += [name for name in ("apply_exif_orientation", "scale_16_bit") if getattr(self, name)]
         return {name: getattr(self, name) for name in names}
 
     def _decode(self, name: str, data: bytes) -> Any:
@@ -261,7 +267,7 @@ class SampleDecoder(FileStoreDecoder):
         if self.guess_content and extension not in _KNOWN:
             extension = _guess_extension(data) or extension
         if extension in IMAGE_EXTENSIONS:
-            if self.image_decode is None:
+            if self.image_decode is None or (extension == "avif" and not reads_avif()):
                 return data
             return decode_image(
                 data,
@@ -270,6 +276,8 @@ class SampleDecoder(FileStoreDecoder):
                 is_trusted(self.allow_pickle),
                 self.image_backend,
                 self.image_min_size,
+                self.apply_exif_orientation,
+                self.scale_16_bit,
             )
         if extension in AV_EXTENSIONS:
             if self.av_decode is None:
@@ -279,8 +287,10 @@ class SampleDecoder(FileStoreDecoder):
             if (refusal := self.refusal(name)) is not None:
                 raise refusal
             return pickle.loads(data)
+        if extension == "npy":
+            return read_npy(data, is_trusted(self.allow_pickle))
         if extension == "npz":
-            return read_npz(data, self._room(data))
+            return read_npz(data, self._room(data), is_trusted(self.allow_pickle))
         if extension == "pth":
             return self._load_pth(data)
         decoder = _DECODERS.get(extension)
@@ -298,6 +308,14 @@ class SampleDecoder(FileStoreDecoder):
     def _room(self, data: bytes) -> int:
         """Return the largest number of bytes that a part may unpack to; it may always keep its size."""
         return max(self._bounds.part_bytes, len(data))
+
+
+def _untrusted(part: str, what: str) -> UntrustedPickleError:
+    return UntrustedPickleError(
+        f"part {part!r} {what}, which can run any code",
+        hint="if you trust the data, set `decoder = SampleDecoder(allow_pickle=True)` on the task "
+        f"encoder, or {TRUST_VARIABLE}=1",
+    )
 
 
 def _check_choice(option: str, value: str | None, choices: Mapping[str, Any] | tuple[str, ...]) -> None:

@@ -22,6 +22,10 @@ class TooLargeError(Exception):
         self.found = found
 
 
+class PickledArrayError(Exception):
+    """An array has objects of Python, which only a pickle holds."""
+
+
 def gunzip(data: bytes, most: int) -> bytes:
     """Unpack gzip data, of one member or several.
 
@@ -56,15 +60,20 @@ def _members(data: bytes, most: int) -> Iterator[bytes]:
             position += 1
 
 
-def read_npy(data: bytes) -> Any:
-    """Return the array of an ``npy`` file, which is writable. Raises ValueError for a damaged file."""
+def read_npy(data: bytes, trusted: bool = False) -> Any:
+    """Return the array of an ``npy`` file, which is writable.
+
+    Raises ValueError for a damaged file, and PickledArrayError for pickled objects, unless they are trusted.
+    """
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
     formats = np.lib.format
     read_header = formats.read_array_header_1_0 if version == (1, 0) else formats.read_array_header_2_0
     shape, fortran_order, dtype = read_header(file)
     if dtype.hasobject:
-        raise ValueError("the array has pickled objects")
+        if not trusted:
+            raise PickledArrayError
+        return formats.read_array(io.BytesIO(data), allow_pickle=True)
     start, size = file.tell(), math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or size > len(data) - start:
         raise ValueError(f"the header says {size:,} bytes, and {len(data) - start:,} follow")
@@ -75,10 +84,10 @@ def read_npy(data: bytes) -> Any:
     return array.copy("K")
 
 
-def read_npz(data: bytes, most: int) -> dict[str, Any]:
+def read_npz(data: bytes, most: int, trusted: bool = False) -> dict[str, Any]:
     """Return the arrays of an ``npz`` file by name; members that are no arrays stay bytes.
 
-    Raises TooLargeError if they have more than ``most`` bytes together.
+    Raises TooLargeError if they have more than ``most`` bytes together, and the errors of :func:`read_npy`.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
@@ -88,7 +97,8 @@ def read_npz(data: bytes, most: int) -> dict[str, Any]:
             with archive.open(member) as file:
                 content = file.read(member.file_size)  # read() alone would unpack more than it claims
             is_array = content.startswith(b"\x93NUMPY")
-            found[member.filename.removesuffix(".npy")] = read_npy(content) if is_array else content
+            value = read_npy(content, trusted) if is_array else content
+            found[member.filename.removesuffix(".npy")] = value
     return found
 
 

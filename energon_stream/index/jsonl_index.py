@@ -6,6 +6,7 @@ belong to the record before them; blank lines at the beginning belong to the fir
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -134,6 +135,8 @@ def _starts(data: bytes, ends: npt.NDArray[Any], base: int, line: int, where: st
     plain = (view[starts] == _OPEN) & (view[np.maximum(ends - 2, 0)] == _CLOSE)
     for number in np.flatnonzero(~plain).tolist():
         text = data[starts[number] : ends[number]].strip()
+        if line + number == 1:
+            text = text.removeprefix(codecs.BOM_UTF8)
         plain[number] = bool(text)
         if text and not (text.startswith(b"{") and text.endswith(b"}")):
             raise MetadataError(

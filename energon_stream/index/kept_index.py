@@ -9,11 +9,12 @@ the work.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ from energon_stream.cache.config import node_directory
 from energon_stream.cache.identity import root_name
 from energon_stream.cache.kept_files import KeptFiles, kept_name
 from energon_stream.errors import (
+    CorruptTarError,
+    DatasetError,
     DuplicateKeyError,
     EmptyDatasetError,
     IndexMismatchError,
@@ -31,6 +34,7 @@ from energon_stream.errors import (
 )
 from energon_stream.fork import PerProcess
 from energon_stream.index.index_files import ENTRY_BYTES, decode_offsets, encode_offsets
+from energon_stream.tar.remarks import Remarks, merge_remarks
 from energon_stream.tar.scan import ShardScan, scan_shard
 
 if TYPE_CHECKING:
@@ -81,6 +85,22 @@ class PlainTars:
         content = self.kept.read(self.name(tar))
         return None if content is None else len(content) // ENTRY_BYTES - 1
 
+    def remarks(self) -> Iterator[tuple[str, Remarks]]:
+        """Yield what was odd about tars when they were indexed, with their paths."""
+        for tar in self.tars:
+            content = self.kept.read(self._remarks_name(tar))
+            if content is not None:
+                yield tar.path, json.loads(bytes(content))
+
+    def keep(self, tar: ListEntry, scan: ShardScan, *, alone: bool) -> None:
+        """Keep the index of a tar, and what is odd about it."""
+        if scan.remarks:
+            self.kept.write(self._remarks_name(tar), json.dumps(scan.remarks).encode(), alone=alone)
+        self.kept.write(self.name(tar), encode_offsets(scan.offsets), alone=alone)
+
+    def _remarks_name(self, tar: ListEntry) -> str:
+        return f"{self.name(tar).removesuffix('.idx')}.remarks"
+
     def read_offsets(self, tar: ListEntry, count: int, first: int, last: int) -> Int64Array:
         """Read entries of a tar's index; see :func:`energon_stream.index.index_files.read_offsets`."""
         where = f"{self.kept.path(self.name(tar))}, index of {tar.path}"
@@ -110,36 +130,55 @@ class PlainTars:
                 store.remember(tar.path, tar.meta)
 
 
-def sample_counts(store: Store, plain: PlainTars, patience: float, log_seconds: float) -> list[int]:
+def sample_counts(
+    store: Store, plain: PlainTars, patience: float, log_seconds: float, skip_bad: bool
+) -> list[int]:
     """Return the number of samples in each tar, from its index. Missing indices are built and kept.
 
+    Logs what is odd about the tars. ``skip_bad`` takes a tar that cannot be used for one without samples.
+
     Raises CorruptTarError for a damaged tar, DuplicateKeyError if a tar has a key twice or a sample's parts
-    are not adjacent, EmptyDatasetError for a tar without samples, and StorageError if indices cannot be kept.
+    are not adjacent, EmptyDatasetError if no tar has samples, and StorageError if indices cannot be kept.
     """
     plain.kept.use(plain.root)
     counts = {tar.path: count for tar in plain.tars if (count := plain.count(tar)) is not None}
     missing = [tar for tar in plain.tars if tar.path not in counts]
     begun = logged = time.monotonic()
     samples, level = 0, logging.WARNING  # of the first message, because most programs show no lower level
-    for done, (tar, count) in enumerate(_build(store, missing, plain, patience), start=1):
-        counts[tar.path] = count
-        samples += count
-        now = time.monotonic()
-        if done < len(missing) and now - logged > log_seconds:
-            message = "%s is not prepared and is indexed now, once: %d of %d tars, %d samples in %.0f s"
-            _log.log(level, message, store.url, done, len(missing), samples, now - begun)
-            logged, level = now, logging.INFO
+    bad: dict[str, str] = {}
+    with contextlib.closing(_build(store, missing, plain, patience)) as built:
+        for done, (tar, result) in enumerate(built, start=1):
+            if isinstance(result, DatasetError):
+                if not skip_bad:
+                    raise result
+                bad[tar.path], result = result.what, 0
+            counts[tar.path] = result
+            samples += result
+            now = time.monotonic()
+            if done < len(missing) and now - logged > log_seconds:
+                message = "%s is not prepared and is indexed now, once: %d of %d tars, %d samples in %.0f s"
+                _log.log(level, message, store.url, done, len(missing), samples, now - begun)
+                logged, level = now, logging.INFO
     if missing:
         total = sum(tar.meta.size for tar in missing)
         message = "%s: %d tars of %d bytes with %d samples were indexed in %.1f s; the indices are in %s"
         _log.info(message, store.url, len(missing), total, samples, time.monotonic() - begun, plain.folder)
+    for text in merge_remarks(plain.remarks()):
+        _log.warning("%s: %s", store.url, text)
+    if bad:
+        message = "%s: %d of %d tars cannot be used, and are left out, such as %s: %s"
+        _log.warning(message, store.url, len(bad), len(plain.tars), *next(iter(bad.items())))
+    if not any(counts.values()):
+        raise EmptyDatasetError("no tar has samples", where=store.url, hint="check the path")
     return [counts[tar.path] for tar in plain.tars]
 
 
 def _build(
     store: Store, missing: Sequence[ListEntry], plain: PlainTars, patience: float
-) -> Iterator[tuple[ListEntry, int]]:
-    """Build indices; yield each tar with the number of samples, in the order in which they are done."""
+) -> Generator[tuple[ListEntry, int | DatasetError]]:
+    """Build indices; yield each tar with its number of samples or its error, in the order in which they are
+    done.
+    """
     if not missing:
         return
     begin = random.randrange(len(missing))
@@ -182,8 +221,10 @@ class _Builder:
     patience: float
     stopped: threading.Event = field(default_factory=threading.Event)  # ends scans and waits by an error
 
-    def count(self, tar: ListEntry) -> int:
-        """Build the index of a tar, or wait until another process has; return the number of samples."""
+    def count(self, tar: ListEntry) -> int | DatasetError:
+        """Build the index of a tar, or wait until another process has; return the number of samples, or the
+        error of a tar that cannot be used.
+        """
         limit = time.monotonic() + self.patience + tar.meta.size / _SLOWEST
         wait = _FIRST_WAIT
         while time.monotonic() < limit:
@@ -204,15 +245,13 @@ class _Builder:
         if self.stopped.is_set():
             raise StorageError("indexing was stopped", where=self.store.url)
 
-    def _scan(self, tar: ListEntry, *, alone: bool = False) -> int:
-        scan = scan_shard(self.store, tar, ahead=self.ahead, check=self._check)
-        where = f"{self.store.url}/{tar.path}"
-        if not scan.keys:
-            raise EmptyDatasetError(
-                "the tar has no samples", where=where, hint="leave it out of the path, or remove it"
-            )
-        _check_keys(scan, where)
-        self.plain.kept.write(self.plain.name(tar), encode_offsets(scan.offsets), alone=alone)
+    def _scan(self, tar: ListEntry, *, alone: bool = False) -> int | DatasetError:
+        try:
+            scan = scan_shard(self.store, tar, ahead=self.ahead, check=self._check)
+            _check_keys(scan, f"{self.store.url}/{tar.path}")
+        except (CorruptTarError, DuplicateKeyError) as error:
+            return error
+        self.plain.keep(tar, scan, alone=alone)
         return len(scan.keys)
 
 
@@ -223,6 +262,7 @@ def _check_keys(scan: ShardScan, where: str) -> None:
             raise DuplicateKeyError(
                 f"the parts of sample {key!r} are not adjacent: some begin at byte {first[key]}, others at {offset}",
                 where=f"{where} at byte {offset}",
-                hint="write the tar with its members sorted by name, each sample once",
+                hint="`energon-stream repair` writes a dataset in which they are; or write the tar with its members "
+                "sorted by name, each sample once",
             )
         first[key] = offset

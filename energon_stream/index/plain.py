@@ -45,6 +45,7 @@ def open_plain(
     tars: Sequence[ListEntry],
     *,
     split_part: str,
+    skip_bad: bool = False,
     patience: float = 60.0,
     log_seconds: float = 10.0,
 ) -> WebDatasetIndex:
@@ -52,6 +53,8 @@ def open_plain(
 
     ``patience`` is the number of seconds, beyond the time to read a tar at 10 MB/s, to wait for another
     process that indexes the tar. ``log_seconds`` is the shortest time between messages about progress.
+    Logs what is odd about the tars; ``skip_bad`` leaves out tars that are damaged.
+
     Raises ConfigError if there is no such split part, and the errors of :func:`sample_counts`.
     """
     if split_part not in SPLIT_PARTS:
@@ -66,7 +69,7 @@ def open_plain(
         _log.warning(message, store.url)
     plain = PlainTars.of(root, store.url, tars)
     plain.tell_versions(store)
-    counts = sample_counts(store, plain, patience, log_seconds)
+    counts = sample_counts(store, plain, patience, log_seconds, skip_bad)
     paths = tuple(tar.path for tar in tars)
     return WebDatasetIndex(root, split_part, paths, np.array(counts, dtype=np.int64), plain=plain)
 

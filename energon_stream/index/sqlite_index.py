@@ -72,8 +72,20 @@ class SqliteWriter:
             # The table has the rows of this shard up to the duplicate, so the row may be this sample's own.
             if row not in (None, (tar_id, index)):
                 first = f"sample {row[1]} of {self._shards[row[0]]}"
-                return duplicate_key(key, first, f"sample {index} of {scan.path}")
+                error = duplicate_key(key, first, f"sample {index} of {scan.path}")
+                if row[0] == tar_id:
+                    return DuplicateKeyError(error.what, hint=_NOT_ADJACENT)
+                mine = {name for sample, name, *_ in scan.parts if sample == index}
+                return (
+                    DuplicateKeyError(error.what, hint=_IN_TWO)
+                    if mine.isdisjoint(self._parts(*row))
+                    else error
+                )
         return DuplicateKeyError("a sample key appears twice", where=scan.path)
+
+    def _parts(self, tar_id: int, sample: int) -> list[str]:
+        query = "SELECT part_name FROM sample_parts WHERE tar_file_id = ? AND sample_index = ?"
+        return [name for (name,) in self.database.execute(query, (tar_id, sample))]
 
     def __enter__(self) -> SqliteWriter:
         return self
@@ -82,6 +94,14 @@ class SqliteWriter:
         with closing(self.database):
             if kind is None:
                 self.database.executescript(SAMPLE_INDICES)  # commits the rows first
+
+
+_NOT_ADJACENT = (
+    "the parts of a sample must follow each other: `energon-stream repair` writes a dataset in which they do"
+)
+_IN_TWO = (
+    "they have different parts: if they are one sample, write all its parts into one tar, one after another"
+)
 
 
 def duplicate_key(key: str, first: str, second: str) -> DuplicateKeyError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,6 @@ from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.publish import Publishing
 from energon_stream.prepare.shard_records import ShardRecord, encode_record
 from energon_stream.storage.in_order import ordered_map
-from energon_stream.tar.format import TAR_RECORD
 from energon_stream.tar.scan import ShardScan, scan_shard
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class OldDataset:
         tar, index = self._listed.get(scan.path), self._listed.get(index_path(scan.path))
         if tar is None:
             self._changed[scan.path] = "is gone"
-        elif tar.meta.size < scan.offsets[-1] + TAR_RECORD:
+        elif tar.meta.size < scan.offsets[-1]:
             self._changed[scan.path] = "is shorter"
         else:
             written, indexed = tar.meta.last_modified, None if index is None else index.meta.last_modified
@@ -214,7 +214,7 @@ class OldDataset:
 
 
 def _hash(scan: ShardScan) -> int:
-    return xxhash.xxh3_64_intdigest(encode_record(ShardRecord(scan)))
+    return xxhash.xxh3_64_intdigest(encode_record(ShardRecord(replace(scan, remarks={}))))
 
 
 def _of_each(rows: Iterable[tuple[Any, ...]], tars: int) -> Iterator[list[tuple[Any, ...]]]:

@@ -68,7 +68,8 @@ def _hashed_keys(store: Store, entry: ListEntry, keys: list[str]) -> tuple[UInt6
             raise DuplicateKeyError(
                 f"the sample key {key!r} appears {count} times in one tar",
                 where=f"{store.url}/{entry.path}",
-                hint="write this tar again with unique names: only tars can be told apart. No tar was changed.",
+                hint="only tars can be told apart; `energon-stream repair` puts the parts of a sample together. "
+                "No tar was changed",
             )
     is_named = all(key.startswith(f"{entry.path}/") for key in keys)
     hashes = (xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")) for key in keys)

@@ -57,6 +57,7 @@ class PrepareReport:
         files: Paths of the written files, relative to the dataset.
         media: Result of the media filter; None if there was none.
         skipped: What is wrong with the tars that were left out, by path.
+        remarks: What is odd about the tars, a text for each kind; each is logged as well.
     """
 
     shard_counts: Mapping[str, int]
@@ -65,6 +66,7 @@ class PrepareReport:
     files: tuple[str, ...]
     media: MediaReport | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     @property
     def num_samples(self) -> int:
@@ -135,8 +137,8 @@ def prepare_dataset(
         storage_options: Options of the URL's file system, such as credentials.
         progress: Called with the number of shards that are done, and of all shards.
         force: Replace an existing preparation.
-        skip_bad: Leave out tars that are damaged or have no samples, and name them in
-            ``.nv-meta/skipped.json``.
+        skip_bad: Leave out tars that are damaged, and name them in ``.nv-meta/skipped.json``. Tars without
+            samples are left out in any case.
         append: Add tars that the prepared dataset does not have. Old entries stay as they are, and the split
             options are for the new tars alone.
         engine: Reads the tars in processes of this machine or of a cluster; None for ``workers`` threads of
@@ -150,7 +152,8 @@ def prepare_dataset(
         ObjectNotFoundError: The folder has no tars, or none that the options select.
         ConfigError: The options contradict each other, all tars are compressed, or the dataset is prepared
             already.
-        BadShardsError: Tars are damaged or cut off, have no samples, or names that are not UTF-8; names all.
+        BadShardsError: Tars are damaged or cut off, or have names that are not UTF-8, or no tar has samples;
+            names all.
         DuplicateKeyError: Two samples have the same key.
         ObjectChangedError: A tar was changed meanwhile.
         IndexMismatchError: ``append``, and an old shard was changed or is gone.
@@ -184,9 +187,10 @@ def prepare_dataset(
     entries = select_shards(listed, store.url, shards=shards, exclude=exclude)
     options = ScanOptions(checksums, media_filter, max_gap)
     if tar_index_only:
-        counts, parts = _index_tars(store, entries, listed, workers, progress, options)
+        counts, parts, remarks = _index_tars(store, entries, listed, workers, progress, options)
         split = dataset.split(counts) if is_split else {}
-        return PrepareReport(counts, split, tuple(sorted(parts)), tuple(map(index_path, counts)))
+        files = tuple(map(index_path, counts))
+        return PrepareReport(counts, split, tuple(sorted(parts)), files, remarks=remarks)
     existing = {entry.path for entry in listed}
     staging = ShardRecords(store, STAGING, existing)
     if existing & {INFO_JSON, INFO_YAML} and not (force or append or Publishing.of(staging)):
@@ -212,7 +216,7 @@ def prepare_dataset(
             if existing & {INFO_JSON, INFO_YAML}:
                 with suppress(DatasetError, ObjectNotFoundError):
                     present = read_info(store)
-            return job.publish(builder, scanner.bad, good, present)
+            return job.publish(builder, scanner, good, present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +245,7 @@ class _Preparation:
             parts.update(name for _, name, _, _ in record.scan.parts)
         if not self.skip_bad:
             scanner.raise_bad(len(share))
-        return PrepareReport(counts, {}, tuple(sorted(parts)), (), skipped=dict(scanner.bad))
+        return PrepareReport(counts, {}, tuple(sorted(parts)), (), skipped=scanner.bad | scanner.empty)
 
     def scan(self, scanner: Scanner, entries: Sequence[ListEntry], builder: IndexBuilder) -> list[ListEntry]:
         """Add the shards to the index; return the shards that can be used."""
@@ -251,7 +255,7 @@ class _Preparation:
                 builder.add(record)
                 good.append(entry)
         if not (self.skip_bad and good):
-            scanner.raise_bad(len(entries))
+            scanner.raise_bad(len(entries), is_any_good=bool(good or not entries))
         return good
 
     def separate(self, scanner: Scanner, folder: str, entries: Sequence[ListEntry]) -> bool:
@@ -304,17 +308,18 @@ class _Preparation:
             self.dataset.split(entry.path for entry in new)
             good = self.scan(scanner, new, builder)
             old.keep(self.staging)
-            return self.publish(builder, scanner.bad, good, old.present, old)
+            return self.publish(builder, scanner, good, old.present, old)
 
     def publish(
         self,
         builder: IndexBuilder,
-        bad: Mapping[str, str],
+        scanner: Scanner,
         good: Sequence[ListEntry],
         present: Mapping[str, int] | None,
         old: OldDataset | None = None,
     ) -> PrepareReport:
         """Check that nothing changed meanwhile, and publish the index."""
+        bad, remarks = scanner.bad | scanner.empty, scanner.tell()
         built, before = builder.complete(), 0 if old is None else len(old.counts)
         listed = list(self.store.list())
         now = {entry.path: entry.meta for entry in listed}
@@ -329,7 +334,7 @@ class _Preparation:
         exclude: tuple[str, ...] = ()
         if old is not None:
             split, exclude = old.joined_split(split), old.exclude
-        skipped = json.dumps({"skipped": dict(bad)}, indent=2).encode() if bad else None
+        skipped = json.dumps({"skipped": bad}, indent=2).encode() if bad else None
         new = NewFiles.of(built, self.dataset, split, exclude=exclude, others={SKIPPED: skipped})
         if old is None:
             Publishing().save(self.staging)
@@ -339,7 +344,7 @@ class _Preparation:
         Publishing.remove(self.staging)
         indices = tuple(index_path(entry.path) for entry in good)
         return PrepareReport(
-            built.counts, split, tuple(sorted(builder.parts)), (*indices, *files), builder.media, dict(bad)
+            built.counts, split, tuple(sorted(builder.parts)), (*indices, *files), builder.media, bad, remarks
         )
 
 
@@ -350,8 +355,8 @@ def _index_tars(
     workers: int,
     progress: Callable[[int, int], None] | None,
     options: ScanOptions,
-) -> tuple[dict[str, int], set[str]]:
-    """Write the ``.tar.idx`` files alone; return the number of samples of each shard, and all parts."""
+) -> tuple[dict[str, int], set[str], tuple[str, ...]]:
+    """Write the ``.tar.idx`` files alone; return the samples of each shard, all parts, and remarks."""
     scanner, files = Scanner(store, None, options, workers), {e.path: e.meta.size for e in listed}
     counts: dict[str, int] = {}
     parts: set[str] = set()
@@ -366,14 +371,14 @@ def _index_tars(
             yield scan.path, encode_offsets(scan.offsets)
 
     write_offsets(store, offsets(), files, workers)
-    scanner.raise_bad(len(entries))
+    scanner.raise_bad(len(entries), is_any_good=bool(counts))
     if {INDEX_SQLITE, INFO_JSON} <= files.keys():
         expected = sizes.encode(bytes(store.get(INFO_JSON).data)) or b""
         tail = store.get_suffix(INDEX_SQLITE, MOST_BYTES).data
         length = appended_bytes(tail)
         if length and not expected.endswith(tail[-length:]):  # sizes of other tars
             store.put(INDEX_SQLITE, bytes(store.get(INDEX_SQLITE).data[:-length]))
-    return counts, parts
+    return counts, parts, scanner.tell()
 
 
 _EXCLUSIONS = (

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from energon_stream.errors import BadShardsError, CorruptTarError, EmptyDatasetError
+from energon_stream.errors import BadShardsError, CorruptTarError
 from energon_stream.index.checksums import digest_samples
 from energon_stream.index.info_files import STAGING
 from energon_stream.prepare.media_tables import find_media, media_files
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords, decode_record, encode_record
 from energon_stream.storage.in_order import ordered_map
+from energon_stream.tar.remarks import Remarks, merge_remarks
 from energon_stream.tar.scan import check_names, scan_shard
 
 if TYPE_CHECKING:
     from energon_stream.engine.tasks import TaskEngine
     from energon_stream.prepare.media_headers import MediaFilter
     from energon_stream.storage import ListEntry, Store, StoreSpec
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +56,15 @@ class Scanner:
         engine: tuple[TaskEngine, StoreSpec] | None = None,
     ) -> None:
         self.bad: dict[str, str] = {}  # what is wrong with tars that cannot be used, by path, so far
+        self.empty: dict[str, str] = {}  # the same of tars without samples, which are left out
+        self.remarks: list[tuple[str, Remarks]] = []  # what is odd about tars, with their paths
         self._store, self._staging, self._options, self._workers = store, staging, options, workers
         self._engine = engine
 
     def run(
         self, entries: Sequence[ListEntry], progress: Callable[[int, int], None] | None = None
     ) -> Iterator[ShardRecord | None]:
-        """Yield the record of each tar, in order; None for one that cannot be used, which is in ``bad`` then.
+        """Yield the record of each tar, in order; None for one in ``bad`` or ``empty``.
 
         ``progress`` is called with the number of tars that the caller is done with, and of all.
 
@@ -68,9 +74,14 @@ class Scanner:
         """
         pairs = zip(entries, self._results(entries), strict=True)
         for done, (entry, found) in enumerate(pairs, 1):
+            record = None if isinstance(found, str) else found
             if isinstance(found, str):
                 self.bad[entry.path] = found
-            yield None if isinstance(found, str) else found
+            elif found.scan.remarks:
+                self.remarks.append((entry.path, found.scan.remarks))
+            if record is not None and not record.scan.keys:
+                self.empty[entry.path], record = "the tar has no samples", None
+            yield record
             if progress is not None:
                 progress(done, len(entries))
 
@@ -84,17 +95,25 @@ class Scanner:
         found = engine.map(partial(_scan_task, spec, self._options), tasks, in_order=True)
         return (one if isinstance(one, str) else decode_record(one) for one in found)
 
-    def raise_bad(self, total: int) -> None:
-        """Raise BadShardsError if some of ``total`` tars cannot be used."""
-        if self.bad:
-            raise BadShardsError.of(self.bad, total, self._store.url)
+    def raise_bad(self, total: int, *, is_any_good: bool = True) -> None:
+        """Raise BadShardsError if some of ``total`` tars cannot be used, or none is good."""
+        if self.bad or not is_any_good:
+            raise BadShardsError.of(
+                self.bad if is_any_good else self.bad | self.empty, total, self._store.url
+            )
+
+    def tell(self) -> tuple[str, ...]:
+        """Log what is odd about the tars, once for each kind; return the texts."""
+        texts = tuple(merge_remarks(self.remarks))
+        for text in texts:
+            _log.warning("%s: %s", self._store.url, text)
+        return texts
 
     def scan(self, entry: ListEntry) -> ShardRecord:
         """Return the record of a tar.
 
         Raises:
             CorruptTarError: The tar is damaged or cut off, or a name is not UTF-8.
-            EmptyDatasetError: It has no samples.
             StorageError: As :meth:`run`.
         """
         staging, version = self._staging, self._options.version(entry)
@@ -103,8 +122,6 @@ class Scanner:
             if known is not None:
                 return known
         scan = scan_shard(self._store, entry, max_gap=self._options.max_gap)
-        if not scan.keys:
-            raise EmptyDatasetError("the tar has no samples", where=f"{self._store.url}/{entry.path}")
         check_names(scan, self._store)
         digests = digest_samples(self._store, entry, scan.offsets) if self._options.checksums else []
         media = None
@@ -119,7 +136,7 @@ class Scanner:
         """Return the record of a tar, or what is wrong with it."""
         try:
             return self.scan(entry)
-        except (CorruptTarError, EmptyDatasetError) as error:
+        except CorruptTarError as error:
             return error.what
 
 

@@ -53,6 +53,7 @@ def encode_record(record: ShardRecord) -> bytes:
         "offsets": np.array(scan.offsets, dtype="<i8").tobytes(),
         "parts": rows.tobytes(),
         "digests": np.array(record.digests, dtype="<u8").tobytes(),
+        "remarks": scan.remarks,
     }
     if record.media is not None:
         found = record.media
@@ -76,6 +77,7 @@ def decode_record(data: bytes) -> ShardRecord:
             found["keys"],
             np.frombuffer(found["offsets"], dtype="<i8").tolist(),
             [(sample, names[name], start, size) for sample, name, start, size in rows],
+            {oddity: (count, example) for oddity, (count, example) in found.get("remarks", {}).items()},
         )
         digests = np.frombuffer(found["digests"], dtype="<u8").tolist()
         media: FoundMedia | None = None

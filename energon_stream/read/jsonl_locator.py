@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -71,6 +72,8 @@ class JsonlLocator(Locator):
         """Return one record, with the whitespace around it."""
         if record[0] != ord("{") or bytes(record[-2:]) != b"}\n":
             text = bytes(record).strip()  # blank lines, or the last line
+            if not sample and text.startswith(codecs.BOM_UTF8):
+                record = text = text.removeprefix(codecs.BOM_UTF8).strip()
             if not (text.startswith(b"{") and text.endswith(b"}")):
                 raise IndexMismatchError(
                     f"record {sample} does not begin and end with braces: {text[:40]!r}",

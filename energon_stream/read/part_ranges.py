@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 _MAX_RANGES = 4
 
 
+def find_part(wanted: str, parts: Collection[str]) -> str | None:
+    """Return the part whose name differs in case alone, as cameras write ``JPG``; None if there is none."""
+    folded = wanted.lower()
+    return next((part for part in parts if part.lower() == folded), None)
+
+
 @dataclass(frozen=True, slots=True)
 class PartSelection:
     """The parts of its samples that a dataset needs."""
@@ -25,7 +31,9 @@ class PartSelection:
     declared: bool = True  # whether the user selected parts; False if a field map merely leaves some out
 
     def __contains__(self, part: str) -> bool:
-        return part in self.wanted if isinstance(self.wanted, frozenset) else bool(self.wanted(part))
+        if isinstance(self.wanted, frozenset):
+            return part in self.wanted or find_part(part, self.wanted) is not None
+        return bool(self.wanted(part))
 
     @property
     def max_ranges(self) -> int:

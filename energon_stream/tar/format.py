@@ -25,7 +25,8 @@ Read = Callable[[int, int], memoryview]
 
 _OLD_FILE, _DIRECTORY, _SPARSE = b"\0", b"5", b"S"
 _FILES = frozenset({b"0", _OLD_FILE, b"7"})
-_NO_PAYLOAD = frozenset({b"1", b"2", b"3", b"4", _DIRECTORY, b"6"})  # links, devices, pipes
+_LINKS = frozenset({b"1", b"2"})  # hard, symbolic
+_NO_PAYLOAD = _LINKS | {b"3", b"4", _DIRECTORY, b"6"}  # devices, pipes
 _LONG_NAME, _LONG_LINK, _PAX_GLOBAL = b"L", b"K", b"g"
 _EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX_GLOBAL, b"x", b"X"})
 _GNU = frozenset({_LONG_NAME, _LONG_LINK, _SPARSE})  # have other data in the prefix field
@@ -34,13 +35,17 @@ _MOST_OCTAL = 8**11 - 1  # a larger size is in another header
 _MAX_EXTENSION = 1 << 20  # bytes of a long name or of PAX records; more means damage
 
 _META_FOLDER = re.compile(r"__[^/]*__/")
+is_system_file = re.compile(
+    r"(?:^|/)(?:\._[^/]*$|\.DS_Store$|__MACOSX/|PaxHeaders?(?:\.[^/]*)?/)", re.DOTALL
+).search
+"""Finds names of files that macOS or an old tar program left beside the members: nobody's data."""
 pax_matters = re.compile(rb"(?:path|size|sparse|charset)[^\n]*=").search
 """Finds PAX records that change names or sizes."""
 
 # name, size, checksum, type, magic, first byte of the prefix
 _FAST_HEADER = struct.Struct("100s24x12s12x8sc100x5s83xc")
-# name, size, checksum, type, prefix
-_HEADER = struct.Struct("100s24x12s12x8sc188x155s12x")
+# name, size, checksum, type, name that a link leads to, prefix
+_HEADER = struct.Struct("100s24x12s12x8sc100s88x155s12x")
 
 
 class Member(NamedTuple):
@@ -51,6 +56,7 @@ class Member(NamedTuple):
     data_offset: int  # first byte of the payload
     size: int  # length of the payload in bytes, without padding
     is_file: bool  # False for directories, links and devices
+    link: str = ""  # where a link leads
 
     @property
     def end(self) -> int:
@@ -90,8 +96,8 @@ def walk_members(read: Read, start: int, stop: int) -> Iterator[Member]:
     """Yield the members of an archive from the header at ``start`` to ``stop``, or to a tar record of zeros,
     which ends archives. Reads headers only, never payloads.
 
-    Raises CorruptTarError, to which the caller adds the archive, if a header is damaged, or a payload reaches
-    beyond ``stop``.
+    Zeros that are less than a tar record end it, too. Raises CorruptTarError, to which the caller adds the
+    archive, if a header is damaged, or a payload reaches beyond ``stop``.
     """
     defaults: dict[str, str] = {}
     position = start
@@ -122,11 +128,13 @@ class _Header(NamedTuple):
     name: str
     size: int
     kind: bytes
+    link: str
 
 
 def _read_member(read: Read, first: int, stop: int, defaults: dict[str, str]) -> Member | None:
     """Return the member whose first header is at ``first``; ``defaults`` collects global PAX records."""
     long_name: str | None = None
+    long_link: str | None = None
     records: dict[str, str] = {}
     header = _read_header(read, first)
     while header is not None and header.kind in _EXTENSIONS:
@@ -135,7 +143,9 @@ def _read_member(read: Read, first: int, stop: int, defaults: dict[str, str]) ->
             long_name = _text(payload)
         elif header.kind == _PAX_GLOBAL:
             defaults.update(_pax_records(payload, header.position))
-        elif header.kind != _LONG_LINK:
+        elif header.kind == _LONG_LINK:
+            long_link = _text(payload)
+        else:
             records = _pax_records(payload, header.position)
         position = header.position + TAR_RECORD + _padded(header.size)
         header = _read_header(read, position)
@@ -145,20 +155,22 @@ def _read_member(read: Read, first: int, stop: int, defaults: dict[str, str]) ->
             )
     if header is None:
         return None
+    if long_link is not None:
+        header = header._replace(link=long_link)
     return _member(header, first, stop, long_name, {**defaults, **records})
 
 
 def _read_header(read: Read, position: int) -> _Header | None:
     """Return the header at ``position``; None for a tar record of zeros."""
     record = bytes(read(position, TAR_RECORD))
-    if len(record) < TAR_RECORD:
-        raise CorruptTarError(f"the archive ends inside the header at byte {position}")
     if not record.strip(b"\0"):
         return None
-    name, size, checksum, kind, prefix = _HEADER.unpack(record)
+    if len(record) < TAR_RECORD:
+        raise CorruptTarError(f"the archive ends inside the header at byte {position}")
+    name, size, checksum, kind, link, prefix = _HEADER.unpack(record)
     _verify_checksum(record, checksum, position)
     text = f"{_text(prefix)}/{_text(name)}" if prefix[0] and kind not in _GNU else _text(name)
-    return _Header(position, text, _number(size, position), kind)
+    return _Header(position, text, _number(size, position), kind, _text(link))
 
 
 def _extension(read: Read, header: _Header) -> bytes:
@@ -188,7 +200,8 @@ def _member(header: _Header, first: int, stop: int, long_name: str | None, recor
             f"the payload of {name!r} (header at byte {header.position}) ends at byte {data + _padded(size)}, "
             f"beyond the end at byte {stop}"
         )
-    return Member(name, first, data, size, kind in _FILES)
+    link = records.get("linkpath", header.link) if kind in _LINKS else ""
+    return Member(name, first, data, size, kind in _FILES, link)
 
 
 def _padded(size: int) -> int:
@@ -293,26 +306,26 @@ def walk_sample(
     """Find the parts of the one sample in a range of an archive, member by member.
 
     Return the sample's key, and for each part its name and the result of ``take``, which is called before the
-    next header is read. Raises CorruptTarError if a header is damaged, or the range does not hold exactly one
-    sample.
+    next header is read. Files that systems left are parts only if there is nothing else: other programs index
+    them. Raises CorruptTarError if a header is damaged, or the range does not hold exactly one sample.
     """
-    key: str | None = None
-    parts: list[tuple[str, T]] = []
+    found: dict[bool, tuple[str, list[tuple[str, T]]]] = {}  # key and parts, of a system's files or not
     position = start
     for member in walk_members(read, start, stop):
         position = member.end
-        found = split_name(member.name) if member.is_file else None
-        if found is None:
+        name = split_name(member.name) if member.is_file else None
+        if name is None:
             continue
-        if key is not None and key != found[0]:
+        is_left = is_system_file(member.name) is not None
+        key, parts = found.setdefault(is_left, (name[0], []))
+        if key != name[0] and not is_left:
             raise CorruptTarError(
-                f"bytes {start} to {stop} hold more than one sample: {key!r} and {found[0]!r}"
+                f"bytes {start} to {stop} hold more than one sample: {key!r} and {name[0]!r}"
             )
-        key = found[0]
-        parts.append((found[1], take(member)))
-    if key is None or position != stop:
+        parts.append((name[1], take(member)))
+    if not found or position != stop:
         raise CorruptTarError(f"bytes {start} to {stop} do not hold exactly one sample")
-    return key, parts
+    return found.get(False) or found[True]
 
 
 def _walk_sample(buffer: memoryview, start: int, stop: int) -> SampleParts:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.errors import CorruptTarError
 from energon_stream.storage import Body, ByteRange, ListEntry, Store, shared_fetcher
-from energon_stream.tar.format import TAR_RECORD, Read, split_name, walk_members
+from energon_stream.tar.format import TAR_RECORD, Read, is_system_file, split_name, walk_members
+from energon_stream.tar.remarks import Remarks, add_names, add_remark
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -22,6 +23,18 @@ _LARGEST = 256
 _MAX_GAP = 32  # a larger payload is jumped over: one more request costs no more than its bytes
 _GROWTH = 4
 _TAIL_PIECE = 1 << 20
+_OTHER_KINDS = {  # what is often named .tar, by first bytes
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"\x04\x22\x4d\x18": "LZ4",
+    b"PK\x03\x04": "zip",
+    b"<": "HTML or XML",
+    b"version https://git-lfs": "a pointer of Git LFS",
+}
+_NO_ARCHIVES = ("HTML or XML", "a pointer of Git LFS")
+_REPAIR = "`energon-stream repair` writes what is whole to a new dataset; or leave the tar out"
 
 
 @dataclass(slots=True)
@@ -34,6 +47,7 @@ class ShardScan:
     offsets: list[int] = field(default_factory=list)
     # Number of the sample, part name, first byte of the payload, its size in bytes; in tar order.
     parts: list[tuple[int, str, int, int]] = field(default_factory=list)
+    remarks: Remarks = field(default_factory=dict)  # what is odd, and no error
 
     def first_names(self) -> list[str]:
         """Return the name of each sample's first member."""
@@ -80,25 +94,35 @@ def scan_shard(
     else:
         gap = _MAX_GAP * window if max_gap is None else max_gap
         read = _WindowReader(store, entry, ahead, check, window, gap).read
+    names: set[str] = set()  # of the parts of the sample
     try:
         for member in walk_members(read, 0, size):
-            found = split_name(member.name) if member.is_file else None
-            if found is not None and (not scan.keys or scan.keys[-1] != found[0]):
-                if len(scan.keys) == most:
-                    break
-                scan.keys.append(found[0])
-                scan.offsets.append(member.header_offset)
-            if found is not None:
-                scan.parts.append((len(scan.keys) - 1, found[1], member.data_offset, member.size))
+            found = split_name(member.name) if member.is_file or member.link else None
+            if is_system_file(member.name):
+                add_remark(scan.remarks, "system_files", member.name)
+            elif found is not None and member.link:
+                add_remark(scan.remarks, "links", f"{member.name} -> {member.link}")
+            elif found is not None:
+                key, part = found
+                if not scan.keys or scan.keys[-1] != key:
+                    if len(scan.keys) == most:
+                        break
+                    scan.keys.append(key)
+                    scan.offsets.append(member.header_offset)
+                    names.clear()
+                if part in names:
+                    add_remark(scan.remarks, "twice", member.name)
+                names.add(part)
+                scan.parts.append((len(scan.keys) - 1, part, member.data_offset, member.size))
             end = member.end
-        if most is None:
-            _check_end(read, end, size)
+        if most is None and not _has_end(read, end, size) and scan.keys:
+            add_remark(scan.remarks, "no_end_mark", "")
     except CorruptTarError as error:
-        raise CorruptTarError(
-            error.what,
-            where=f"{store.url}/{entry.path}",
-            hint="write the tar again, or leave it out of the dataset",
-        ) from error
+        what, hint = _explain(error.what, read)
+        raise CorruptTarError(what, where=f"{store.url}/{entry.path}", hint=hint) from error
+    if not scan.keys:
+        add_remark(scan.remarks, "no_samples", "")
+    add_names(scan.remarks, scan.keys, scan.parts)
     scan.offsets.append(end)
     return scan
 
@@ -113,7 +137,7 @@ def check_names(scan: ShardScan, store: Store) -> None:
         raise CorruptTarError(
             f"the member name {wrong!r:.80} is not UTF-8",
             where=f"{store.url}/{scan.path}",
-            hint="rename the member, and write the tar again",
+            hint="`energon-stream repair` writes a dataset with other names; or use the tars unprepared",
         ) from None
 
 
@@ -123,15 +147,37 @@ def peek_parts(store: Store, entry: ListEntry, samples: int = 8) -> tuple[str, .
     return tuple(sorted({part for _, part, _, _ in scan.parts}))
 
 
-def _check_end(read: Read, end: int, size: int) -> None:
-    """Check that zeros follow the last member. Anything else is damage that would hide samples."""
+def _has_end(read: Read, end: int, size: int) -> bool:
+    """Return whether an end mark follows the last member. Raises CorruptTarError if other data does."""
     if end + TAR_RECORD > size:
-        raise CorruptTarError(f"the archive is cut off at byte {size}: its end mark is missing")
+        return False
+    mark = end
     while end < size:
         piece = bytes(read(end, min(_TAIL_PIECE, size - end)))
         if piece.strip(b"\0"):
-            raise CorruptTarError(f"there is data after the end mark at byte {end}")
+            first = end + (len(piece) - len(piece.lstrip(b"\0"))) // TAR_RECORD * TAR_RECORD
+            try:
+                next(walk_members(read, first, size))
+            except CorruptTarError:
+                what = f"there is data after the end mark at byte {mark}, from byte {first} on"
+                raise CorruptTarError(what) from None
+            raise CorruptTarError(f"after the end mark at byte {mark} another tar begins, at byte {first}")
         end += len(piece)
+    return True
+
+
+def _explain(what: str, read: Read) -> tuple[str, str]:
+    """Return what is wrong with a tar, and advice, given the error."""
+    beginning = bytes(read(0, TAR_RECORD)) if f"{what}:".partition(" at byte 0:")[1] else b""
+    kind = next((kind for mark, kind in _OTHER_KINDS.items() if beginning.startswith(mark)), None)
+    if kind is None:
+        return what, _REPAIR
+    if kind in _NO_ARCHIVES:
+        return f"the file is {kind}, and no tar", "fetch the tar again, or leave it out"
+    return (
+        f"the file is packed by {kind}, and no plain tar",
+        "unpack it, because samples are read by byte range; `energon-stream repair` does so",
+    )
 
 
 class _WindowReader:

@@ -400,11 +400,6 @@ NAMED = {
         (CorruptTarError, r"data-000001\.tar"),
     ),
     "damaged": (damaged, {}, (CorruptTarError, r"byte \d+: the checksum.*data-000002\.tar")),
-    "no object": (
-        lambda folder: replaced(folder, "data-000001.tar", b""),
-        {},
-        (CorruptTarError, r"data-000001"),
-    ),
     "not by sample": (
         lambda folder: replaced(folder, "data-000003.tar", tar_of("a.jpg", "b.jpg", "a.txt", "b.txt")),
         {},
@@ -414,9 +409,9 @@ NAMED = {
         ),
     ),
     "no samples": (
-        lambda folder: replaced(folder, "data-000003.tar", tar_of("README")),
+        lambda folder: [replaced(folder, f"data-00000{n}.tar", tar_of("README")) for n in range(4)],
         {},
-        (EmptyDatasetError, r"data-000003\.tar"),
+        (EmptyDatasetError, "no tar has samples.*data"),
     ),
     "compressed": (only_compressed, {}, (ConfigError, r"compressed.*data-000000\.tar\.gz")),
     "missing": (

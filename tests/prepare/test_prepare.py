@@ -144,7 +144,7 @@ def test_a_missing_bucket_and_an_unprepared_prefix_are_named(s3_server, tmp_buck
 
 
 def damage(path, kind):
-    samples, end = read_tar(path)
+    samples, _ = read_tar(path)
     data = bytearray(path.read_bytes())
     second = samples[1].offset
     if kind == "header":
@@ -153,11 +153,11 @@ def damage(path, kind):
     if kind == "zeros":
         data[second : second + 512] = bytes(512)
         return path.write_bytes(data), second
-    cut = {"payload": second + 600, "in header": second + 100, "at border": second, "no end": end}[kind]
-    return path.write_bytes(data[:cut]), second if kind in ("payload", "in header") else cut
+    cut = {"payload": second + 600, "in header": second + 100}[kind]
+    return path.write_bytes(data[:cut]), second
 
 
-@pytest.mark.parametrize("kind", ["header", "zeros", "payload", "in header", "at border", "no end"])
+@pytest.mark.parametrize("kind", ["header", "zeros", "payload", "in header"])
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_damaged_tar_is_an_error_that_names_shard_and_offset(tmp_path, s3_server, tmp_bucket, kind, remote):
     tars = captioning_dataset(tmp_path, shards=3, samples_per_shard=4)
@@ -212,7 +212,7 @@ def test_options_and_what_they_refuse(tmp_path):
     with tarfile.open(Path(path) / "empty.tar", "w"):
         pass
     with pytest.raises(BadShardsError, match=r"empty\.tar"):
-        prepare_dataset(path, split_ratio=(1, 0, 0), force=True)
+        prepare_dataset(path, shards="empty.tar", split_ratio=(1, 0, 0), force=True)
 
 
 @pytest.mark.parametrize(

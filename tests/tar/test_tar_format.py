@@ -53,7 +53,7 @@ def iter_members(buffer, start, stop):
 
 def expected(buffer):
     with tarfile.open(fileobj=io.BytesIO(buffer)) as tar:
-        return [(m.name, m.offset, m.offset_data, m.size, m.isreg()) for m in tar]
+        return [(m.name, m.offset, m.offset_data, m.size, m.isreg(), m.linkname) for m in tar]
 
 
 @given(

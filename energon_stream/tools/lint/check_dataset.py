@@ -45,7 +45,8 @@ def lint_dataset(
     """Check a dataset: tars, indices, checksums, and all parts of all samples.
 
     Each shard is read once. Nothing that is wrong ends the check: all problems are in the report. Tars
-    without an index are checked as well.
+    without an index are checked as well. Remarks are on what can be read and is odd: links, names in upper
+    case, pictures with an EXIF orientation, which decoding leaves as they are stored.
 
     Args:
         url_or_path: Folder of a dataset or of tars, or tars such as ``a/{0..9}.tar``.
@@ -89,6 +90,7 @@ def lint_dataset(
         decoder = SampleDecoder() if factory is None else factory.decoder
         check = replace(check, decoder=decoder or SampleDecoder(), factory=factory)
     problems: list[Problem] = []
+    remarks: list[Problem] = []
 
     def note(new: Iterable[Problem]) -> None:
         for problem in new:
@@ -100,7 +102,8 @@ def lint_dataset(
     reports: list[ShardReport] = []
     for report in (engine or LocalEngine(0)).map(check, tasks, in_order=True, on_done=on_done):
         note(report.problems)
-        reports.append(replace(report, problems=()))
+        remarks += report.remarks
+        reports.append(replace(report, problems=(), remarks=()))
     note(_shared_keys(reports, found.url))
     bad = {p.shard for p in problems if p.shard and (p.sample is None or p.kind == ChecksumError.__name__)}
     by_shard = {report.shard: report for report in reports}
@@ -120,6 +123,7 @@ def lint_dataset(
         sum(report.size for report in reports),
         any(task.checksums is not None for task in tasks),
         tuple(problems),
+        tuple(remarks),
     )
 
 

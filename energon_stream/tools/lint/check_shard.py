@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from energon_stream.rng import derive_key
 from energon_stream.samples import SourceInfo
 from energon_stream.storage import ByteRange, ListEntry, Store, StoreSpec
 from energon_stream.tar.format import sample_parts
+from energon_stream.tar.remarks import merge_remarks
 from energon_stream.tar.scan import ShardScan, check_names, scan_shard
 from energon_stream.tools.lint.report import Problem, ShardReport
 from energon_stream.tools.shard_copies import local_copy
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.config.sample_factory import SampleFactory
     from energon_stream.decode import FileStoreDecoder
+
+
+_NAMED = 100  # pictures in one remark
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +103,14 @@ class ShardCheck:
             for number, (start, stop) in enumerate(bounds):
                 samples.check(number, data[start:stop], None if expected is None else expected[number])
         keys = _hashes(scan.keys) if task.count is None else b""
+        odd = [*merge_remarks([(task.path, scan.remarks)]), *samples.odd_pictures()]
+        where = f"{store.url}/{task.path}"
         return replace(
             samples.report(),
             samples=len(scan.keys),
             size=entry.meta.size,
             problems=(*problems, *samples.problems),
+            remarks=tuple(Problem("Remark", text, where, None, task.path) for text in odd),
             keys=keys,
         )
 
@@ -137,12 +145,20 @@ class _Samples:
     decoder: FileStoreDecoder | None = None
     factory: SampleFactory | None = None
     known: dict[str, Any] = field(default_factory=dict)  # values of the parts of one sample
+    # Names of the pictures that have something that decoding leaves out.
+    pictures: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         inner, factory = self.lint.decoder, self.lint.factory
         self.decoder = None if inner is None else decoded_once(inner, self.known)
         if factory is not None:
             self.factory = replace(factory, decoder=self.decoder if factory.decoder is not None else None)
+
+    def odd_pictures(self) -> Iterator[str]:
+        """Yield what pictures have that decoding leaves out, with the names of the pictures."""
+        for what, names in self.pictures.items():
+            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+            yield f"{len(names):,} pictures have {what}: {', '.join(names[:_NAMED])}{more}"
 
     def report(self) -> ShardReport:
         return ShardReport(self.task.path, made=self.made, failed=self.failed, refused=self.refused)
@@ -188,6 +204,7 @@ class _Samples:
         for part, data in parts.items():
             try:
                 decoder.decode(part, data)
+                self._look_at(f"{key}.{part}", data)
             except UntrustedPickleError:
                 self.refused += 1
             except EnergonStreamError as error:
@@ -204,6 +221,15 @@ class _Samples:
         except Exception as error:  # of the dataset's own code
             errors.append(error)
         return errors
+
+    def _look_at(self, name: str, data: memoryview) -> None:
+        from energon_stream.decode.images import IMAGE_EXTENSIONS, image_remarks  # PyTorch is imported now
+
+        if name.lower().rpartition(".")[2] not in IMAGE_EXTENSIONS:
+            return
+        with suppress(Exception):  # a decoder of the user may know formats that Pillow does not
+            for what in image_remarks(bytes(data)):
+                self.pictures.setdefault(what, []).append(name)
 
 
 def _decode_as_workers_do() -> None:
@@ -245,7 +271,7 @@ def _disagreements(store: Store, scan: ShardScan, task: ShardTask) -> Iterator[D
         check_names(scan, store)
     except CorruptTarError as error:
         yield error
-    if not scan.keys:
+    if not scan.keys and task.count is not None:
         yield EmptyDatasetError("the tar has no samples", where=where)
     for key, times in Counter(scan.keys).items() if len({*scan.keys}) < len(scan.keys) else ():
         if times > 1:

@@ -47,6 +47,7 @@ class ShardReport:
     refused: int = 0  # number of parts that were left out, because they are pickles that nobody trusted
     size: int = 0  # bytes that were looked at
     problems: tuple[Problem, ...] = ()  # what is wrong
+    remarks: tuple[Problem, ...] = ()  # what is odd, and can be read
     keys: bytes = b""  # 64-bit hashes of all keys, if keys are to be compared with those of other shards
 
 
@@ -64,6 +65,7 @@ class LintReport:
     size: int  # bytes that were looked at
     has_checksums: bool  # whether samples were compared with checksums
     problems: tuple[Problem, ...]  # what is wrong, shard by shard
+    remarks: tuple[Problem, ...] = ()  # what is odd and can be read, shard by shard
 
     @property
     def is_clean(self) -> bool:
