@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from energon_stream.errors import (
     AccessDeniedError,
     BadAnswerError,
+    ConfigError,
     ObjectChangedError,
     ObjectNotFoundError,
     RangeError,
@@ -33,6 +34,7 @@ _MEANT = {
     **dict.fromkeys(("AuthorizationHeaderMalformed", "IllegalLocationConstraintException"), 301),
 }
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
+_PANIC = "check endpoint, region and credentials for signs that do not belong there."
 _TOO_SHORT = "The object is shorter than its index says; prepare the dataset again."
 
 
@@ -84,10 +86,17 @@ class RemoteStore:
         """Call the client; raise this library's error for one of the client, without secrets."""
         try:
             return function()
-        except StorageError:
+        except (StorageError, ConfigError):
             raise
-        except Exception as error:
-            failure = self._name(error, path)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                failure = self._name(error, path)
+            elif (
+                type(error).__name__ == "PanicException"
+            ):  # a bug in obstore, or a value that nothing checked
+                failure = self._error(StorageError, path, f"obstore failed: {error}", _PANIC)
+            else:
+                raise
             # obstore's messages end with a dump of values. S3 repeats a request whose signature is wrong.
             text = str(error).partition("\n\nDebug source")[0].partition("<Error>")[0]
             failure.__cause__ = ClientFailure(f"{type(error).__name__}: {redact(text, self._secrets)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -11,8 +12,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
-from energon_stream.errors import AccessDeniedError, UnsupportedStoreError
+from energon_stream.errors import AccessDeniedError, ConfigError, UnsupportedStoreError
 from energon_stream.storage._provider import OPTION, ProvidedCredentials
+from energon_stream.storage.settings import (
+    ENDPOINT_VARIABLES,
+    KEY_VARIABLES,
+    REGION_VARIABLES,
+    clean_options,
+    clean_setting,
+    variable,
+)
 from energon_stream.urls import url_scheme
 
 READ_TIMEOUT = "20s"
@@ -89,8 +98,8 @@ class ClientConfig:
 def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, str]:
     """Return the client configuration for a URL, and the path below the client's root.
 
-    Raises UnsupportedStoreError if obstore cannot open the URL, or honour an option, and AccessDeniedError if
-    the AWS profile does not exist.
+    Raises UnsupportedStoreError if obstore cannot open the URL, or honour an option, AccessDeniedError if the
+    AWS profile does not exist, and ConfigError if a setting cannot be sent.
     """
     resolve = _RESOLVERS.get(url_scheme(url))
     rest = url.partition("://")[2]
@@ -98,7 +107,10 @@ def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, 
     is_http = resolve is _http
     if resolve is None or not authority or "::" in url or "@" in authority or (is_http and "?" in rest):
         raise _unsupported(url, "does not know this kind of URL")
-    left = {name: value for name, value in options.items() if value is not None}
+    if found := re.search(r"[\s\x00-\x1f\x7f]", authority):
+        problem = f"the name of the bucket or host has the character {found[0]!r}"
+        raise ConfigError(problem, where=url, hint="check the URL")
+    left = {name: value for name, value in clean_options(options).items() if value is not None}
     provider = None if is_http or OPTION not in left else ProvidedCredentials(left.pop(OPTION))
     config = resolve(authority, left, url, provider)
     if left:
@@ -148,11 +160,10 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
     secret = left.pop("secret", None) or client_kwargs.pop("aws_secret_access_key", None)
     token = left.pop("token", None) or client_kwargs.pop("aws_session_token", None)
     if not key and not profile:  # a requested profile outranks the environment, as with botocore
-        key, secret = _variable("AWS_ACCESS_KEY_ID"), _variable("AWS_SECRET_ACCESS_KEY")
-        token = _variable("AWS_SESSION_TOKEN")
+        key, secret, token = map(variable, KEY_VARIABLES.values())
     endpoint = left.pop("endpoint_url", None) or client_kwargs.pop("endpoint_url", None)
-    endpoint = endpoint or _variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-    region = client_kwargs.pop("region_name", None) or _variable("AWS_REGION", "AWS_DEFAULT_REGION")
+    endpoint = endpoint or variable(*ENDPOINT_VARIABLES)
+    region = client_kwargs.pop("region_name", None) or variable(*REGION_VARIABLES)
     credentials: _Credentials = provider
     if provider is None and key and secret:
         credentials = StaticCredentials(key, secret, token or None)
@@ -160,16 +171,19 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
         session = _aws_session(profile)
         endpoint = endpoint or _profile_endpoint(session)
         region = region or session.get_config_variable("region")
+        region = clean_setting("region of the AWS profile", region or "")
         credentials = credentials or SessionCredentials(profile)
 
     config: dict[str, Any] = {"region": region or "us-east-1", "skip_signature": bool(anon)}
     client: dict[str, Any] = {}
     virtual = s3_config.pop("addressing_style", "auto") == "virtual"
+    if not endpoint and any(name in os.environ for name in ENDPOINT_VARIABLES):  # obstore would use the blank
+        endpoint = f"https://s3.{config['region']}.amazonaws.com"
     if endpoint:
         endpoint = endpoint.rstrip("/")
         # With virtual hosts, obstore wants the bucket in the endpoint.
         config["endpoint"] = endpoint.replace("://", f"://{bucket}.", 1) if virtual else endpoint
-        if _variable("AWS_ENDPOINT_URL_S3"):  # obstore would prefer the variable to our endpoint
+        if "AWS_ENDPOINT_URL_S3" in os.environ:  # obstore would prefer the variable to our endpoint
             config["aws_endpoint_url_s3"] = config["endpoint"]
     config["virtual_hosted_style_request"] = virtual
     if left.pop("requester_pays", False):
@@ -178,7 +192,7 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
         if name in config_kwargs:
             client[name] = f"{config_kwargs.pop(name)}s"
     verify = client_kwargs.pop("verify", None)
-    bundle = verify if isinstance(verify, str) else _variable("AWS_CA_BUNDLE")
+    bundle = verify if isinstance(verify, str) else variable("AWS_CA_BUNDLE")
     if verify is False:
         client["allow_invalid_certificates"] = True
     elif bundle:
@@ -193,7 +207,7 @@ def _gcs(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredenti
         left["anon"] = bool(left.pop("token"))
     elif not str(left.get("token", ".json")).endswith(".json"):
         raise _unsupported(url, "cannot honour the storage options ['token']")
-    endpoint = os.environ.get("GOOGLE_BASE_URL", "")
+    endpoint = variable("GOOGLE_BASE_URL") or ""
     # Emulators offer the API that gcsfs uses, not the one of obstore.
     if not endpoint and os.environ.get("STORAGE_EMULATOR_HOST"):
         raise _unsupported(url, "cannot honour the storage options ['STORAGE_EMULATOR_HOST']")
@@ -225,11 +239,6 @@ _RESOLVERS: dict[str, Callable[[str, dict[str, Any], str, Any], ClientConfig]] =
     **dict.fromkeys(("az", "abfs", "abfss"), _azure),
     **dict.fromkeys(("http", "https"), _http),
 }
-
-
-def _variable(*names: str) -> str | None:
-    """Return the value of the first environment variable that is set and not empty."""
-    return next(filter(None, map(os.environ.get, names)), None)
 
 
 def _renamed(left: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -272,4 +281,5 @@ def _profile_endpoint(session: Any) -> str | None:
     from botocore.configprovider import ConfiguredEndpointProvider
 
     configs = session.full_config, session.get_scoped_config()
-    return ConfiguredEndpointProvider(*configs, "s3").provide()  # type: ignore[no-any-return]
+    endpoint = ConfiguredEndpointProvider(*configs, "s3").provide()
+    return clean_setting("endpoint_url of the AWS profile", endpoint) if endpoint else None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import traceback
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from energon_stream.errors import ConfigError, TransientStorageError
+from energon_stream.storage.settings import clean_setting
 
 OPTION = "credential_provider"
 FAILED = "the credential provider failed"
@@ -32,10 +35,16 @@ class ProvidedCredentials:
 
     def __call__(self) -> dict[str, Any]:
         try:
-            return {"expires_at": None, **self._function()}
+            found = dict(self._function())
         except Exception as error:
-            problem = f"{FAILED}: {type(error).__name__}: {error}"
+            # Not its message, which may have secrets that nobody here knows.
+            frames = traceback.extract_tb(error.__traceback__)
+            place = f"{os.path.basename(frames[-1].filename)}, line {frames[-1].lineno}"
+            problem = f"{FAILED} with {type(error).__name__} in {place}; call it to see the message"
             raise TransientStorageError(problem, answered=False) from None
+        texts = {name: value for name, value in found.items() if isinstance(value, str)}
+        found |= {name: clean_setting(f"{name} of the {OPTION}", value) for name, value in texts.items()}
+        return {"expires_at": None, **found}
 
     fresh = __call__
 

@@ -18,8 +18,17 @@ from energon_stream.storage import _provider
 from energon_stream.storage._answers import short_body
 from energon_stream.storage._fsspec import FsspecStore, file_systems
 from energon_stream.storage._provider import OPTION, ProvidedCredentials, use_in_session
+from energon_stream.storage.settings import (
+    ENDPOINT_VARIABLES,
+    KEY_VARIABLES,
+    REGION_VARIABLES,
+    clean_options,
+    variable,
+)
 from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
 
+# Options that outrank keys in the environment.
+_FIXED = frozenset(("key", "secret", "profile", "anon", "aws_access_key_id", OPTION))
 _FIRST_ANSWER = 9.0  # seconds that an unknown server gets for its first answer
 _renewing = PerProcess(threading.Lock)
 
@@ -34,10 +43,17 @@ class S3fsStore(FsspecStore):
         super().__init__(url, options)
 
     def _file_system(self, url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+        options = clean_options(options)
         client = dict(options.get("client_kwargs") or {})
-        region = os.environ.get("AWS_REGION")
+        region, endpoint = variable(*REGION_VARIABLES), variable(*ENDPOINT_VARIABLES)
         if region and not options.get("profile"):  # botocore reads AWS_DEFAULT_REGION only
-            client.setdefault("region_name", region)
+            client["region_name"] = client.get("region_name") or region
+        if not client.get("endpoint_url"):
+            options["endpoint_url"] = options.get("endpoint_url") or endpoint
+        keys = {name: variable(source) for name, source in KEY_VARIABLES.items()}
+        given = {name for name, value in (*options.items(), *client.items()) if value}
+        if given.isdisjoint(_FIXED) and keys["key"] and keys["secret"]:
+            options |= keys
         config = {
             "retries": {"total_max_attempts": 1},  # no retries; _make_system() switches s3fs's own off
             "max_pool_connections": 64,  # the default of ten would be the limit

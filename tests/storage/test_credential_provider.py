@@ -5,6 +5,7 @@ import http.server
 import pickle
 import re
 import threading
+import traceback
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from urllib.parse import urlsplit
@@ -160,11 +161,27 @@ def test_requests_that_are_refused_together_all_get_the_new_key(s3_server, tmp_b
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_one_that_never_works_is_named(s3_server, tmp_bucket, transport):
     def provider():
-        raise OSError("the key service is down")
+        raise OSError("https://keys/v1?token=CANARY0123456789 is down, key CANARY9876543210")
 
     spec = StoreSpec(tmp_bucket, options(s3_server.endpoint_url, provider), transport)
-    with pytest.raises(TransientStorageError, match="credential provider failed: OSError: the key service"):
+    expected = r"credential provider failed with OSError in test_credential_provider.py, line \d+"
+    with pytest.raises(TransientStorageError, match=expected) as caught:
         spec.open(policy=RetryPolicy(patience=0.1)).get("key")
+    assert "CANARY" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_end_of_a_line_after_a_key_is_stripped(s3_server, tmp_bucket, transport):
+    s3_server.put(f"{tmp_bucket}/key", b"data")
+    with Gate(s3_server, rotates=False) as gate:
+        texts = {name: value for name, value in gate.credentials().items() if name != "expires_at"}
+
+        def provider():
+            return {name: f"{value}\n" for name, value in texts.items()}
+
+        store = StoreSpec(tmp_bucket, options(gate.endpoint, provider), transport).open()
+        assert bytes(store.get("key").data) == b"data"
+        assert gate.tokens == {"token0"}
 
 
 def test_what_is_no_function_is_refused(tmp_bucket):
