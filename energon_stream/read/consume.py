@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import StorageError
+from energon_stream.errors import IndexMismatchError, StorageError
 from energon_stream.read.budget import Budget, Lane
 from energon_stream.read.fetch import RangeFetch, wait_for_first
 from energon_stream.read.large import read_large_sample
@@ -190,8 +190,14 @@ class SampleReader:
         if leaf not in self._wide:
             return fetch.cut(sample, place)
         ranges = [(fetch, place), *((self._leave(number, at), at) for number, at in more)]
-        found = [(each.request.object, each.cut(sample, at)) for each, at in ranges]
-        return self._wide[leaf].merge(sample, found)
+        while True:
+            found = [(each.request.object, each.cut(sample, at)) for each, at in ranges]
+            try:
+                return self._wide[leaf].merge(sample, found)
+            except IndexMismatchError as error:
+                asked = [each.ask_again(error) for each, _ in ranges]
+                if not any(asked):
+                    raise
 
     def _leave(self, request: int, place: int) -> RangeFetch:
         """Mark one range of a request as consumed."""

@@ -8,17 +8,19 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import DatasetError
+from energon_stream.errors import ChecksumError, DatasetError, IndexMismatchError
 from energon_stream.index.objects import as_errors_of_shards
 from energon_stream.storage import Body, Fetcher, abandon, default_counters
 from energon_stream.tracing import current_recorder
 
 if TYPE_CHECKING:
-    from energon_stream.errors import ChecksumError
     from energon_stream.read.locator import Cut, Locator, RawSample
     from energon_stream.read.read_plan import Request
 
 _log = logging.getLogger(__name__)
+
+_REPEATS = 2
+"""Times that bytes which disagree with the index are requested again."""
 
 
 def wait_for_first(answers: list[Future[Any]]) -> None:
@@ -34,6 +36,7 @@ class RangeFetch:
     """
 
     __slots__ = (
+        "_again",
         "_answer",
         "_cut",
         "_left",
@@ -53,6 +56,7 @@ class RangeFetch:
         self._uses = len(request.starts)  # planned ranges that are not consumed yet
         self._answer: Future[Body] | None = None
         self._cut: Cut | None = None
+        self._again = _REPEATS  # times that the bytes may be requested again
         # Uses of each range, if the answer may be taken apart.
         self._left = [1] * self._uses if is_shared and not self.is_local else None
         self._sizes: list[int] | None = None  # bytes of each copied sample, if it was taken apart
@@ -110,11 +114,33 @@ class RangeFetch:
     def cut(self, sample: int, place: int) -> RawSample | None:
         """Wait for the bytes and cut a sample.
 
-        Raises StorageError if the bytes could not be read, IndexMismatchError if they are not the sample or
-        the index points beyond the object, and ChecksumError if they are wrong after a second request, too.
+        Raises StorageError if the bytes could not be read, IndexMismatchError if the index points beyond the
+        object, and this or ChecksumError if the bytes are not the sample when they are requested again, too.
         """
-        self._cut = cut = self._cut or self._split()
-        return cut(sample, place)
+        while True:
+            self._cut = cut = self._cut or self._split()
+            try:
+                return cut(sample, place)
+            except (IndexMismatchError, ChecksumError) as error:
+                if not self.ask_again(error):
+                    raise
+
+    def ask_again(self, error: DatasetError) -> bool:
+        """Request bytes that are not what the index says once more, past the disk cache.
+
+        Return False if they came from a local file, or were requested often enough.
+        """
+        if self.is_local or not self._again or self._sizes is not None:
+            return False
+        self._again -= 1
+        _log.warning("bytes that disagree with the index are requested again: %s", error)
+        shard = self._locator.object(self.request.object)
+        shard.forget(self.request.range)
+        with as_errors_of_shards():
+            body = shard.get_range(self.request.range)
+        self._cut, self._answer = None, Future()
+        self._answer.set_result(body)
+        return True
 
     @property
     def is_done(self) -> bool:
@@ -146,12 +172,12 @@ class RangeFetch:
         if max(left) > 1:  # planned for several passes
             return 0
         try:
-            cut = self._cut or self._split()
+            self._cut = self._cut or self._split()
         except Exception:
             return 0
         before = self.held
         samples = enumerate(self.request.samples.tolist())
-        copies = [_own(cut, sample, place) if left[place] else None for place, sample in samples]
+        copies = [_own(self.cut, sample, place) if left[place] else None for place, sample in samples]
         self._cut = partial(_take_once, copies)
         self._sizes = (self.request.stops - self.request.starts).tolist()
         self._answer = Future()  # the bytes are no longer needed
@@ -173,12 +199,6 @@ class RangeFetch:
             body = self.answer.result()
         shard.observe(body.etag)
         wrong = locator.wrong_ranges(request, body.data)
-        if wrong and not self.is_local:
-            _log.warning("bytes with a wrong checksum are requested again: %s", next(iter(wrong.values())))
-            shard.forget(request.range)
-            with as_errors_of_shards():
-                body = shard.get_range(request.range)
-            wrong = locator.wrong_ranges(request, body.data)
         cut = locator.split(request, body.data)
         return partial(_refuse, wrong, cut) if wrong else cut
 

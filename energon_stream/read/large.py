@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from energon_stream.errors import ChecksumError
+from energon_stream.errors import ChecksumError, IndexMismatchError, RangeError
 from energon_stream.index.objects import as_errors_of_shards
 from energon_stream.read.range_stream import RangeStream, piece_sizes
 from energon_stream.storage import ByteRange, Fetcher
@@ -39,10 +39,10 @@ def read_large_sample(
     """
     try:
         return _read_once(locator, sample, ranges, fetcher, options)
-    except ChecksumError as error:
-        if locator.index_is_local:
+    except (ChecksumError, IndexMismatchError) as error:
+        if locator.index_is_local or isinstance(error.__cause__, RangeError):
             raise
-        _log.warning("bytes with a wrong checksum are requested again: %s", error)
+        _log.warning("bytes that disagree with the index are requested again: %s", error)
         for number, start, stop in ranges:
             locator.object(number).forget(ByteRange(start, stop))
         return _read_once(locator, sample, ranges, fetcher, options)

@@ -88,7 +88,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
         body = self._get(path, {"range": (byte_range.start, byte_range.stop)}, etag)
-        if len(body.data) != len(byte_range):  # the store clips at the end of the object
+        if body.total_size is not None and body.total_size < byte_range.stop:  # the store clips there
             raise short_body(byte_range, f"{body.total_size} bytes", self._where(path))
         return body
 
@@ -148,9 +148,6 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             error.answered = True
             raise
         meta = result.meta
-        first, last = result.range
-        if len(data) != last - first:
-            raise self._error(TransientStorageError, path, "the body ended early")
         return Body(data, _etag(self._with_version(meta, path)), meta["size"])
 
     def _with_version(self, found: Any, path: str) -> Any:

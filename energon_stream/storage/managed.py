@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from energon_stream.errors import RangeError, UnsupportedStoreError
+from energon_stream.errors import BadAnswerError, RangeError, UnsupportedStoreError
 from energon_stream.fork import PerProcess
 from energon_stream.storage._answers import object_changed
 from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore, with_listener
@@ -45,14 +46,15 @@ class ManagedStore(ScheduledStore):
         self._contact_key = contact_key
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
-        return self._read(path, lambda store: store.get(path, etag=etag), etag)
+        return self._read(path, lambda store: store.get(path, etag=etag), etag, math.inf)
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
         if not 0 <= byte_range.start < byte_range.stop:
             if byte_range.start == byte_range.stop >= 0:
                 return Body(memoryview(b""), etag, None)  # without a request
             raise RangeError(f"no such byte range: {byte_range}", where=f"{self.url}/{path}")
-        return self._read(path, lambda store: store.get_range(path, byte_range, etag=etag), etag, byte_range)
+        request: Callable[[Store], Body] = lambda store: store.get_range(path, byte_range, etag=etag)  # noqa: E731
+        return self._read(path, request, etag, len(byte_range), byte_range)
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
         if length <= 0:
@@ -60,7 +62,7 @@ class ManagedStore(ScheduledStore):
                 f"a suffix of {length} bytes", where=f"{self.url}/{path}", hint="Ask for 1 or more."
             )
         try:
-            return self._read(path, lambda store: store.get_suffix(path, length, etag=etag), etag)
+            return self._read(path, lambda store: store.get_suffix(path, length, etag=etag), etag, length)
         except (RangeError, UnsupportedStoreError):
             # An empty object has no last bytes: some stores refuse the request, others answer 200.
             if self.head(path).size:
@@ -91,9 +93,21 @@ class ManagedStore(ScheduledStore):
         path: str,
         request: Callable[[Store], Body],
         etag: str | None,
+        length: float,  # bytes that are wanted, if the object has so many
         byte_range: ByteRange | None = None,
     ) -> Body:
-        body = self._run("get", path, request, byte_range)
+        def whole(store: Store) -> Body:
+            """Ask, and compare the length: some clients pass a body on that ends before its header says."""
+            body, most = request(store), length
+            if byte_range is None:
+                most = min(length, len(body.data) if body.total_size is None else body.total_size)
+            if len(body.data) != most:
+                what = f"the store sent {len(body.data)} bytes of {most}"
+                hint = "Check that no proxy or gateway on the way cuts answers off."
+                raise BadAnswerError(what, where=f"{self.url}/{path}", hint=hint)
+            return body
+
+        body = self._run("get", path, whole, byte_range)
         if etag is not None and body.etag not in (None, etag):  # some servers ignore If-Match
             raise object_changed(f"{self.url}/{path}")
         return body

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from http.client import responses
@@ -26,11 +26,17 @@ FaultKind = Literal[
 """Kinds of faults; see :class:`Fault`."""
 
 Action = Literal[
-    "status", "reset", "truncate", "delay", "stall", "trickle", "html", "whole", "no_etag", "no_length"
-]
+    "status", "reset", "truncate", "delay", "stall", "trickle", "html", "whole", "no_etag", "no_length",
+    "zeros", "shifted", "short"
+]  # fmt: skip
 
 OUTAGES = ("refuse", "freeze")  # of all connections
 _IN_BODY = ("reset", "truncate", "stall", "trickle")
+_WRONG_BODIES: dict[str, Callable[[bytes], bytes]] = {
+    "zeros": lambda body: bytes(len(body)),
+    "shifted": lambda body: body[7:] + body[:7],
+    "short": lambda body: body[: len(body) * 3 // 4],
+}
 _PACE_SECONDS = 0.005
 _SLOW_RATE = 8192  # bytes per second; slower bodies are sent byte by byte
 
@@ -114,7 +120,8 @@ class Rule:
         action: ``reset``, ``truncate``, ``stall`` (halfway through the body), ``html`` and ``no_length`` as
             of a :class:`Fault`. ``status`` answers with an error, ``delay`` waits before the first byte,
             ``trickle`` sends the body slowly, ``whole`` answers a request for a range with the whole object,
-            ``no_etag`` sends no ETag.
+            ``no_etag`` sends no ETag. The header stays right where the body is ``zeros``, ``shifted`` by
+            some bytes, or ``short`` of its last quarter.
         pattern: Shell pattern of ``bucket/key``.
         method: HTTP method of the requests; None for all.
         times: Number of times that the fault happens; None for no limit.
@@ -246,6 +253,8 @@ class FaultyConnection(ABC):
             response.headers.pop("ETag", None)
         elif kind == "wrong-etag" and "etag" in response.headers:
             response.headers["etag"] = '"0123456789abcdef0123456789abcdef"'
+        elif kind in _WRONG_BODIES and response.status < 300:
+            response = replace(response, body=_WRONG_BODIES[kind](bytes(response.body)))
         elif kind == "wrong-etag" or (kind in _IN_BODY and not response.body):
             fate = NO_FAULT
         if fate.kind:
