@@ -208,11 +208,12 @@ class CachedStore(ScheduledStore):
         start, stop, waits = byte_range.start, byte_range.stop, not self._listener.hedged_bytes
         return self.cache.keep(known, start, stop, self._getter(known), wait=waits)
 
-    def forget(self, path: str, byte_range: ByteRange) -> None:
-        """Remove the cached blocks that have bytes of an object, because the bytes are wrong."""
+    def forget(self, path: str, byte_range: ByteRange | None = None) -> None:
+        """Remove the cached blocks that have wrong bytes: of a range of an object, or of all."""
         known = self._known.get(path)
         if known is not None:
-            self.cache.forget(known, byte_range.start, byte_range.stop)
+            whole = byte_range or ByteRange(0, known.size)
+            self.cache.forget(known, whole.start, min(whole.stop, known.size))
 
     def head(self, path: str) -> ObjectMeta:
         """Return the metadata of one object, from the store."""

@@ -36,6 +36,7 @@ from energon_stream.index.info_files import (
     parse_info,
     parse_split,
 )
+from energon_stream.index.objects import read_again
 from energon_stream.index.sample_sizes import MOST_BYTES, decode_names, decode_sizes
 from energon_stream.index.shard_names import names_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE
@@ -213,7 +214,8 @@ def read_metadata(
                 hint="give a file name such as other.yaml",
             )
     store, names = spec.open(), (f"{META_FOLDER}/{split_config}", f"{META_FOLDER}/{dataset_config}")
-    read = partial(_read_files, store, *names, with_sizes and not store.is_local, limits)
+    files = partial(_read_files, store, *names, with_sizes and not store.is_local, limits)
+    read = partial(read_again, store, [INFO_JSON, INDEX_SQLITE, *names], files)
     found = read()
     listed = chain.from_iterable(found.split.split_parts.values())
     return found if all(path in found.shard_counts for path in listed) else read()

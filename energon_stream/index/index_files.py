@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from energon_stream.errors import IndexMismatchError, NotPreparedError, ObjectNotFoundError, RangeError
+from energon_stream.index.objects import read_again
 from energon_stream.storage import ByteRange, Store, StoreSpec
 
 if TYPE_CHECKING:
@@ -59,12 +60,17 @@ def read_offsets(store: Store, shard_path: str, count: int, first: int, last: in
     Raises NotPreparedError if the tar has no index, and IndexMismatchError if the index is damaged, or has
     another number of samples.
     """
-    path, total = index_path(shard_path), (count + 1) * ENTRY_BYTES
-    where = f"{store.url}/{path}"
+    path = index_path(shard_path)
     if not 0 <= first <= last <= count:
         raise _mismatch(
-            f"entries {first} to {last} do not exist: .info.json has {count} samples for the tar", where
+            f"entries {first} to {last} do not exist: .info.json has {count} samples for the tar",
+            f"{store.url}/{path}",
         )
+    return read_again(store, [path], lambda: _read_entries(store, path, count, first, last))
+
+
+def _read_entries(store: Store, path: str, count: int, first: int, last: int) -> Int64Array:
+    where, total = f"{store.url}/{path}", (count + 1) * ENTRY_BYTES
     try:
         body = store.get_range(path, ByteRange(first * ENTRY_BYTES, (last + 1) * ENTRY_BYTES))
     except ObjectNotFoundError as error:
@@ -89,6 +95,7 @@ class RowFile:
     header: int  # bytes before the first row
     width: int  # integers in a row
     rows: int  # number of rows
+    ascends: bool = False  # whether each row of one integer is larger than the one before
 
     @property
     def page_rows(self) -> int:
@@ -96,7 +103,13 @@ class RowFile:
         return max(1, _ROW_PAGE_BYTES // (ENTRY_BYTES * self.width))
 
     def read(self, store: Store, first: int, last: int) -> Int64Array:
-        """Read rows ``[first, last)``, as ``int64 [n, width]``. Raises IndexMismatchError beyond the end."""
+        """Read rows ``[first, last)``, as ``int64 [n, width]``.
+
+        Raises IndexMismatchError beyond the end, and for rows that cannot be right.
+        """
+        return read_again(store, [""], lambda: self._read(store, first, last))
+
+    def _read(self, store: Store, first: int, last: int) -> Int64Array:
         size = ENTRY_BYTES * self.width
         try:
             body = store.get_range("", ByteRange(self.header + first * size, self.header + last * size))
@@ -106,4 +119,7 @@ class RowFile:
                 where=self.spec.url,
                 hint="prepare the data again, and restart the job",
             ) from error
-        return np.frombuffer(body.data, dtype="<i8").astype(np.int64).reshape(-1, self.width)
+        rows = np.frombuffer(body.data, dtype="<i8").astype(np.int64).reshape(-1, self.width)
+        if self.ascends and (rows[0] < 0 or (np.diff(rows, axis=0) <= 0).any()):
+            raise _mismatch(f"rows {first} to {last} of the index do not ascend", self.spec.url)
+        return rows

@@ -40,7 +40,7 @@ class JsonlIndex(DatasetIndex):
     @property
     def offsets(self) -> RowFile:
         """The index; record ``i`` begins at row ``i`` and ends at row ``i + 1``."""
-        return RowFile(_index_spec(self.spec), 0, 1, self.num_samples + 1)
+        return RowFile(_index_spec(self.spec), 0, 1, self.num_samples + 1, ascends=True)
 
 
 def _index_spec(spec: StoreSpec) -> StoreSpec:

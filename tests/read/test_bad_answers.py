@@ -1,0 +1,107 @@
+"""Single answers with wrong bytes: zeros, shifted ones, too few. What ``tarfile`` reads is the truth."""
+
+import tarfile
+
+import pytest
+
+from energon_stream import CacheConfig, DefaultTaskEncoder, ReadOptions, WorkerConfig, get_train_dataset
+from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream.testing.datasets import CRUDE_YAML, random_bytes, write_shards
+from energon_stream.testing.s3server import Rule
+
+SHARDS, PER_SHARD = 3, 12
+WRONG = ("zeros", "shifted", "short")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "data"
+    write_shards(
+        folder,
+        shards=SHARDS,
+        samples_per_shard=PER_SHARD,
+        parts=lambda index: {"bin": random_bytes(3_000, index), "txt": b"%d" % index},
+    )
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def truth(folder):
+    members = {}
+    for path in folder.glob("*.tar"):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                key, _, part = member.name.partition(".")
+                members.setdefault(key, {})[part] = tar.extractfile(member).read()
+    return members
+
+
+@pytest.fixture
+def url(folder, s3_server, tmp_bucket):
+    s3_server.upload_folder(folder, f"{tmp_bucket}/data")
+    return f"{tmp_bucket}/data"
+
+
+class Raw(DefaultTaskEncoder):
+    decoder = None
+
+    def batch(self, samples):
+        return samples
+
+
+def read(server, url, transport="auto", **changes):
+    dataset = get_train_dataset(
+        url,
+        worker_config=WorkerConfig(0, 1, 0),
+        task_encoder=Raw(),
+        storage_options=server.storage_options,
+        transport=transport,
+        **{
+            "batch_size": 4,
+            "shuffle_buffer_size": None,
+            "max_samples_per_sequence": 4,
+            "repeat": False,
+            **changes,
+        },
+    )
+    found = {}
+    for batch in dataset:
+        for sample in batch:
+            values = {name: bytes(value) for name, value in sample.items() if not name.startswith("__")}
+            assert found.setdefault(sample["__key__"].rpartition("/")[2], values) is values
+    return found
+
+
+WAYS = {
+    "whole": {},
+    "parts": {"parts": ["txt"], "read_options": ReadOptions(max_gap=0)},
+    "large": {"read_options": ReadOptions(byte_budget=2_000)},
+    "tars": {"sample_type": "CrudeSample"},
+}
+
+
+@pytest.mark.parametrize("transport", ["obstore", "fsspec"])
+@pytest.mark.parametrize("action", WRONG)
+@pytest.mark.parametrize("way", WAYS)
+def test_one_wrong_answer_is_asked_for_again(s3_server, url, truth, caplog, transport, action, way):
+    expected = {key: {"txt": parts["txt"]} if way == "parts" else parts for key, parts in truth.items()}
+    path = f"{url}/data-{{000000..{SHARDS - 1:06}}}.tar" if way == "tars" else url
+    if way == "tars":
+        assert read(s3_server, path, transport, **WAYS[way]) == expected  # and keep the indices
+    s3_server.add_rule(Rule(action, pattern="*.tar", method="GET", times=1))
+    assert read(s3_server, path, transport, **WAYS[way]) == expected
+    assert s3_server.counters().faults[action] == 1
+    assert action == "short" or "requested again" in caplog.text
+
+
+@pytest.mark.parametrize("action", WRONG)
+@pytest.mark.parametrize("pattern", ["*.tar", "*.tar.idx", "*.json", "*.yaml", "*.sqlite"])
+@pytest.mark.parametrize("way", ["whole", "parts"])
+def test_no_wrong_answer_stays_in_the_cache(s3_server, url, truth, tmp_path, action, pattern, way):
+    """Each later start fails, or is right; and right ones follow when the store is right again."""
+    expected = {key: {"txt": parts["txt"]} if way == "parts" else parts for key, parts in truth.items()}
+    cache = CacheConfig(str(tmp_path / "cache"), "100MB", min_free_bytes=0)
+    s3_server.add_rule(Rule(action, pattern=pattern, method="GET", times=1))
+    assert read(s3_server, url, cache=cache, **WAYS[way]) == expected
+    assert read(s3_server, url, cache=cache, **WAYS[way]) == expected
