@@ -6,9 +6,9 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgpack
 
@@ -16,7 +16,14 @@ from energon_stream.cache.block_cache import BlockCache, CacheSnapshot
 from energon_stream.cache.identity import ObjectIdentity, root_name
 from energon_stream.cache.kept_files import KeptFiles
 from energon_stream.cache.locks import has_locks
-from energon_stream.errors import ObjectChangedError, StorageError, UnsupportedStoreError
+from energon_stream.errors import (
+    CorruptTarError,
+    IndexMismatchError,
+    MetadataError,
+    ObjectChangedError,
+    StorageError,
+    UnsupportedStoreError,
+)
 from energon_stream.fork import PerProcess
 from energon_stream.logs import log_once
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
     from energon_stream.cache.config import CacheConfig
     from energon_stream.cache.download import Get
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _caches: PerProcess[BlockCache] = PerProcess()
@@ -273,3 +281,27 @@ class CachedStore(ScheduledStore):
             self._listener.release_slot()
             self.cache.publish(known, start, body.data)
         return body
+
+
+def forget(store: Store, path: str, byte_range: ByteRange | None = None) -> None:
+    """Drop the blocks of the disk cache, if there is one, that have bytes of a range, or of all."""
+    if isinstance(store, CachedStore):
+        store.forget(path, byte_range)
+
+
+def read_again(store: Store, paths: Iterable[str], read: Callable[[], T]) -> T:
+    """Return what ``read`` reads and checks; once more, past the disk cache, if it cannot be right.
+
+    ``paths`` are the objects that it reads. A wrong answer would stay in the cache, and end each later start.
+    """
+    try:
+        return read()
+    except (IndexMismatchError, MetadataError, CorruptTarError) as error:
+        if store.is_local:
+            raise
+        wrong = error
+    for path in paths:
+        forget(store, path)
+    found = read()
+    _log.warning("an answer of the store was wrong, and was requested again: %s", wrong)
+    return found

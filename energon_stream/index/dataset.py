@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
+from energon_stream.cache.cached_store import read_again
 from energon_stream.errors import (
     ConfigError,
     EmptyDatasetError,
@@ -36,7 +37,6 @@ from energon_stream.index.info_files import (
     parse_info,
     parse_split,
 )
-from energon_stream.index.objects import read_again
 from energon_stream.index.sample_sizes import MOST_BYTES, decode_names, decode_sizes
 from energon_stream.index.shard_names import names_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from energon_stream.cache.cached_store import read_again
 from energon_stream.errors import IndexMismatchError, NotPreparedError, ObjectNotFoundError, RangeError
-from energon_stream.index.objects import read_again
 from energon_stream.storage import ByteRange, Store, StoreSpec
 
 if TYPE_CHECKING:

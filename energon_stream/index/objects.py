@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from energon_stream.cache import CachedStore
-from energon_stream.errors import (
-    CorruptTarError,
-    IndexMismatchError,
-    MetadataError,
-    ObjectChangedError,
-    ObjectNotFoundError,
-    RangeError,
-)
+from energon_stream.cache.cached_store import forget
+from energon_stream.errors import IndexMismatchError, ObjectChangedError, ObjectNotFoundError, RangeError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from energon_stream.storage import Body, ByteRange, Fetcher, Store
-
-T = TypeVar("T")
-_log = logging.getLogger(__name__)
 
 
 class VersionGuard:
@@ -89,30 +78,6 @@ class ShardObject:
     def forget(self, byte_range: ByteRange) -> None:
         """Drop the blocks of the disk cache that have bytes of a range."""
         forget(self.store, self.path, byte_range)
-
-
-def forget(store: Store, path: str, byte_range: ByteRange | None = None) -> None:
-    """Drop the blocks of the disk cache, if there is one, that have bytes of a range, or of all."""
-    if isinstance(store, CachedStore):
-        store.forget(path, byte_range)
-
-
-def read_again(store: Store, paths: Iterable[str], read: Callable[[], T]) -> T:
-    """Return what ``read`` reads and checks; once more, past the disk cache, if it cannot be right.
-
-    ``paths`` are the objects that it reads. A wrong answer would stay in the cache, and end each later start.
-    """
-    try:
-        return read()
-    except (IndexMismatchError, MetadataError, CorruptTarError) as error:
-        if store.is_local:
-            raise
-        wrong = error
-    for path in paths:
-        forget(store, path)
-    found = read()
-    _log.warning("an answer of the store was wrong, and was requested again: %s", wrong)
-    return found
 
 
 @contextmanager

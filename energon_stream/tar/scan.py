@@ -6,8 +6,10 @@ import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from energon_stream.cache.cached_store import forget, read_again
 from energon_stream.errors import CorruptTarError
 from energon_stream.storage import Body, ByteRange, ListEntry, Store, shared_fetcher
 from energon_stream.tar.format import TAR_RECORD, Read, is_system_file, split_name, walk_members
@@ -23,6 +25,7 @@ _LARGEST = 256
 _MAX_GAP = 32  # a larger payload is jumped over: one more request costs no more than its bytes
 _GROWTH = 4
 _TAIL_PIECE = 1 << 20
+<<<<<<< HEAD
 _OTHER_KINDS = {  # what is often named .tar, by first bytes
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -35,6 +38,9 @@ _OTHER_KINDS = {  # what is often named .tar, by first bytes
 }
 _NO_ARCHIVES = ("HTML or XML", "a pointer of Git LFS")
 _REPAIR = "`energon-stream repair` writes what is whole to a new dataset; or leave the tar out"
+=======
+_LONGEST_END = 11 << 10  # bytes: writers fill archives up with zeros, to a multiple of 10 KiB
+>>>>>>> 772f274 (Scan a tar again if an answer of the store was wrong)
 
 
 @dataclass(slots=True)
@@ -87,6 +93,19 @@ def scan_shard(
 
     Raises CorruptTarError, with shard and offset, if the tar is damaged or cut off.
     """
+    scan = partial(_scan, store, entry, ahead, check, window, max_gap, most)
+    return read_again(store, [entry.path], scan)
+
+
+def _scan(
+    store: Store,
+    entry: ListEntry,
+    ahead: int,
+    check: Callable[[], object],
+    window: int,
+    max_gap: int | None,
+    most: int | None,
+) -> ShardScan:
     scan, end, size = ShardScan(entry.path), 0, entry.meta.size
     if store.is_local:
         view = store.get(entry.path, etag=entry.meta.etag).data
@@ -115,8 +134,15 @@ def scan_shard(
                 names.add(part)
                 scan.parts.append((len(scan.keys) - 1, part, member.data_offset, member.size))
             end = member.end
+<<<<<<< HEAD
         if most is None and not _has_end(read, end, size) and scan.keys:
             add_remark(scan.remarks, "no_end_mark", "")
+=======
+        if most is None:
+            _check_end(read, end, size)
+            if size - end > _LONGEST_END and not store.is_local:
+                _check_end(partial(_read_anew, store, entry), end, end + TAR_RECORD)
+>>>>>>> 772f274 (Scan a tar again if an answer of the store was wrong)
     except CorruptTarError as error:
         what, hint = _explain(error.what, read)
         raise CorruptTarError(what, where=f"{store.url}/{entry.path}", hint=hint) from error
@@ -178,6 +204,13 @@ def _explain(what: str, read: Read) -> tuple[str, str]:
         f"the file is packed by {kind}, and no plain tar",
         "unpack it, because samples are read by byte range; `energon-stream repair` does so",
     )
+
+
+def _read_anew(store: Store, entry: ListEntry, offset: int, length: int) -> memoryview:
+    """Read bytes by a request of their own, past the disk cache: zeros might be a bad answer."""
+    wanted = ByteRange(offset, offset + length)
+    forget(store, entry.path, wanted)
+    return store.get_range(entry.path, wanted, etag=entry.meta.etag).data
 
 
 class _WindowReader:

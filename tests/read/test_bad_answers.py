@@ -5,6 +5,7 @@ import tarfile
 import pytest
 
 from energon_stream import CacheConfig, DefaultTaskEncoder, ReadOptions, WorkerConfig, get_train_dataset
+from energon_stream.errors import DatasetError
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, random_bytes, write_shards
 from energon_stream.testing.s3server import Rule
@@ -26,8 +27,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def truth(folder):
+def members_of(folder):
     members = {}
     for path in folder.glob("*.tar"):
         with tarfile.open(path) as tar:
@@ -35,6 +35,11 @@ def truth(folder):
                 key, _, part = member.name.partition(".")
                 members.setdefault(key, {})[part] = tar.extractfile(member).read()
     return members
+
+
+@pytest.fixture(scope="module")
+def truth(folder):
+    return members_of(folder)
 
 
 @pytest.fixture
@@ -105,3 +110,49 @@ def test_no_wrong_answer_stays_in_the_cache(s3_server, url, truth, tmp_path, act
     s3_server.add_rule(Rule(action, pattern=pattern, method="GET", times=1))
     assert read(s3_server, url, cache=cache, **WAYS[way]) == expected
     assert read(s3_server, url, cache=cache, **WAYS[way]) == expected
+
+
+@pytest.mark.parametrize("action", ["zeros", "shifted"])
+@pytest.mark.parametrize("pattern", ["*.tar", "*.yaml"])
+def test_wrong_answers_that_last_are_an_error_until_they_end(
+    s3_server, url, truth, tmp_path, action, pattern
+):
+    cache = CacheConfig(str(tmp_path / "cache"), "100MB", min_free_bytes=0)
+    s3_server.add_rule(Rule(action, pattern=pattern, method="GET"))
+    for _ in range(2):
+        with pytest.raises(DatasetError, match=r"data-00000.\.tar|yaml") as caught:
+            read(s3_server, url, cache=cache)
+        assert tmp_path.name not in str(caught.value)
+    s3_server.clear_rules()
+    assert read(s3_server, url, cache=cache) == truth
+
+
+def test_shards_that_were_replaced_are_not_read_from_the_cache(s3_server, url, folder, tmp_path):
+    """Under the same keys, and prepared again: other samples of the same sizes."""
+    cache = CacheConfig(str(tmp_path / "cache"), "100MB", min_free_bytes=0)
+    before = read(s3_server, url, cache=cache)
+    write_shards(
+        tmp_path / "data",
+        shards=SHARDS,
+        samples_per_shard=PER_SHARD,
+        parts=lambda index: {"bin": random_bytes(3_000, index + 1_000), "txt": b"%d" % (99 - index)},
+    )
+    prepare_dataset(str(tmp_path / "data"), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
+    s3_server.upload_folder(tmp_path / "data", url)
+    after = read(s3_server, url, cache=cache)
+    assert after == members_of(tmp_path / "data") != before
+
+
+@pytest.mark.parametrize("action", WRONG)
+@pytest.mark.parametrize("at", range(4))
+def test_preparing_survives_a_wrong_answer(s3_server, folder, tmp_bucket, truth, action, at):
+    """Zeros look like the end of a tar."""
+    options = s3_server.storage_options
+    for path in folder.glob("*.tar"):
+        s3_server.put(f"{tmp_bucket}/new/{path.name}", path.read_bytes())
+    # The first requests are sound.
+    s3_server.add_rule(Rule("delay", pattern="*.tar", method="GET", times=at))
+    s3_server.add_rule(Rule(action, pattern="*.tar", method="GET", times=1))
+    arguments = {"split_ratio": (1, 0, 0), "dataset_yaml": CRUDE_YAML, "storage_options": options}
+    prepare_dataset(f"{tmp_bucket}/new", workers=1, **arguments)
+    assert read(s3_server, f"{tmp_bucket}/new") == truth
