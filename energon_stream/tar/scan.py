@@ -25,7 +25,7 @@ _LARGEST = 256
 _MAX_GAP = 32  # a larger payload is jumped over: one more request costs no more than its bytes
 _GROWTH = 4
 _TAIL_PIECE = 1 << 20
-<<<<<<< HEAD
+_LONGEST_END = 11 << 10  # bytes: writers fill archives up with zeros, to a multiple of 10 KiB
 _OTHER_KINDS = {  # what is often named .tar, by first bytes
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -38,9 +38,6 @@ _OTHER_KINDS = {  # what is often named .tar, by first bytes
 }
 _NO_ARCHIVES = ("HTML or XML", "a pointer of Git LFS")
 _REPAIR = "`energon-stream repair` writes what is whole to a new dataset; or leave the tar out"
-=======
-_LONGEST_END = 11 << 10  # bytes: writers fill archives up with zeros, to a multiple of 10 KiB
->>>>>>> 772f274 (Scan a tar again if an answer of the store was wrong)
 
 
 @dataclass(slots=True)
@@ -134,15 +131,10 @@ def _scan(
                 names.add(part)
                 scan.parts.append((len(scan.keys) - 1, part, member.data_offset, member.size))
             end = member.end
-<<<<<<< HEAD
         if most is None and not _has_end(read, end, size) and scan.keys:
             add_remark(scan.remarks, "no_end_mark", "")
-=======
-        if most is None:
-            _check_end(read, end, size)
-            if size - end > _LONGEST_END and not store.is_local:
-                _check_end(partial(_read_anew, store, entry), end, end + TAR_RECORD)
->>>>>>> 772f274 (Scan a tar again if an answer of the store was wrong)
+        if most is None and not store.is_local and (size - end > _LONGEST_END or not scan.keys):
+            _has_end(partial(_read_anew, store, entry), end, min(end + TAR_RECORD, size))
     except CorruptTarError as error:
         what, hint = _explain(error.what, read)
         raise CorruptTarError(what, where=f"{store.url}/{entry.path}", hint=hint) from error
