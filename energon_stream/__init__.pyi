@@ -12,6 +12,11 @@ from .errors import (
     IgnoreSample as IgnoreSample,
     SkipSample as SkipSample,
 )
+from .index.bad_samples import (
+    BadSample as BadSample,
+    read_bad_samples as read_bad_samples,
+    write_bad_samples as write_bad_samples,
+)
 from .media.metadata import (
     AVMetadata as AVMetadata,
     ImageMetadata as ImageMetadata,

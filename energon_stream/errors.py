@@ -43,6 +43,7 @@
     │   │   └── MissingFileError (FileNotFoundError)  a sample refers to a file that does not exist
     │   ├── SampleTimeoutError (TimeoutError)  a hook or decoder took too long on it
     │   └── FatalSampleError (RuntimeError)  too many samples failed in a row; always ends the run
+    │       └── TooManyBadSamplesError      a larger share of the samples failed than ``max_bad`` allows
     ├── StateError (ValueError)             a saved state cannot be used
     │   ├── StateVersionError               another version of the format wrote it
     │   ├── StateMismatchError              it is of another dataset or topology
@@ -114,6 +115,7 @@ __all__ = [
     "StepPassedError",
     "StorageError",
     "ThrottledError",
+    "TooManyBadSamplesError",
     "TransientStorageError",
     "UnsupportedStoreError",
     "UntrustedCodeError",
@@ -333,6 +335,9 @@ class SampleError(EnergonStreamError, ValueError):
         energon_stream.errors.SampleError: sample a.tar/7 failed: no caption
     """
 
+    part: str | None = None
+    """The part that is damaged or missing; None if that is not known."""
+
     @classmethod
     def from_sample(cls, sample: Any, message: str = "") -> Self:
         """Return an error that names a sample (or a batch: its keys), and the files that it comes from.
@@ -398,6 +403,10 @@ class FatalSampleError(SampleError, RuntimeError):
         ...     print(error.what)
         2 samples in a row failed, the last with ZeroDivisionError: division by zero
     """
+
+
+class TooManyBadSamplesError(FatalSampleError):
+    """A larger share of the samples failed than ``max_bad`` of the loader allows."""
 
 
 class StateError(EnergonStreamError, ValueError):

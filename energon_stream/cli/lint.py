@@ -24,6 +24,7 @@ from energon_stream.cli.preview import make_samples
 from energon_stream.cli.terminal import echo, echo_text, emit, wants_json
 from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError
+from energon_stream.index.bad_samples import BadList, write_bad_samples
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.progress import Progress
 from energon_stream.tools.lint.check_dataset import lint_dataset
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     help="Share of the samples that are looked at; only these are fetched.",
 )
 @click.option("--seed", default=0, help="Which samples --sample-rate takes.")
+@click.option(
+    "--bad", metavar="FILE", help="File or URL for the list of bad samples, which exclude= leaves out."
+)
 @part_option
 @cluster_options
 def lint(
@@ -58,6 +62,7 @@ def lint(
     parallel: int,
     engine: str,
     ray_address: str | None,
+    bad: str | None,
     **options: Any,
 ) -> None:
     """Check tars against their indices, and decode all parts of all samples.
@@ -77,7 +82,9 @@ def lint(
         shared = {name: options[name] for name in ("storage_options", "split_config", "dataset_config")}
         decoded = options["decode"]
         splits = find_split_parts(path, split_parts, options["storage_options"], None) if decoded else []
-        counts = {split: _check_samples(path, split, shared, workers, progress) for split in splits}
+        found = BadList()
+        counts = {split: _check_samples(path, split, shared, workers, progress, found) for split in splits}
+        samples = found.samples
         clean = not any(count["failed"] for count in counts.values())
         emit({"clean": clean, "splits": counts})
     else:
@@ -92,7 +99,9 @@ def lint(
                 **options,
             )
         emit(report.as_json(), lambda: _show(report, sample_rate))
-        clean = report.is_clean
+        clean, samples = report.is_clean, report.bad_samples()
+    if bad is not None:
+        write_bad_samples(bad, samples, storage_options=options["storage_options"])
     if not clean:
         raise click.exceptions.Exit(1)
 
@@ -120,14 +129,14 @@ def _note_failure(path: str, error: Exception, sample: Any, sources: Any = None)
 
 
 def _check_samples(
-    path: str, split: str, options: dict[str, Any], workers: int, progress: bool | None
+    path: str, split: str, options: dict[str, Any], workers: int, progress: bool | None, bad: BadList
 ) -> dict[str, int]:
     """Count the samples of a split that can be made, and that fail."""
     samples = 0
     with tempfile.NamedTemporaryFile(prefix="energon-lint-") as counted:
         with Progress(unit="sample", enabled=progress) as shown:
             note = partial(_note_failure, counted.name)
-            for _ in make_samples(path, split, note, workers, **options):
+            for _ in make_samples(path, split, note, workers, bad, **options):
                 samples += 1
                 shown.advance()
         errors = os.path.getsize(counted.name)

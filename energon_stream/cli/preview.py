@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,9 @@ from energon_stream.errors import DatasetError, FatalSampleError
 from energon_stream.index.dataset import dataset_kind, read_metadata
 from energon_stream.samples import METADATA_FIELDS
 from energon_stream.storage import StoreSpec
+
+if TYPE_CHECKING:
+    from energon_stream.index.bad_samples import BadList
 
 _MOST = 10
 """Samples of a JSON document, unless the user gives a number."""
@@ -110,9 +113,17 @@ def _goes_on() -> bool:
 
 
 def make_samples(
-    path: str, split: str, note: Callable[..., None], workers: int = 0, **options: Any
+    path: str,
+    split: str,
+    note: Callable[..., None],
+    workers: int = 0,
+    bad: BadList | None = None,
+    **options: Any,
 ) -> Iterator[Any]:
-    """Yield decoded samples; ``note`` gets the error of each that fails. Too many in a row end it."""
+    """Yield decoded samples; ``note`` gets the error of each that fails. Too many in a row end it.
+
+    At the end, ``bad`` gets the samples that failed.
+    """
     from energon_stream.config import get_val_dataset
     from energon_stream.loader import get_loader
     from energon_stream.worker import WorkerConfig
@@ -120,7 +131,12 @@ def make_samples(
     config = WorkerConfig(0, 1, workers, global_error_handler=note)
     try:
         dataset = get_val_dataset(path, batch_size=None, split_part=split, worker_config=config, **options)
-        yield from get_loader(dataset) if workers else dataset
+        loader = get_loader(dataset)
+        try:
+            yield from loader
+        finally:
+            if bad is not None:
+                bad.add(loader.bad_samples())
     except (DatasetError, FatalSampleError) as error:
         note(error, None)
 

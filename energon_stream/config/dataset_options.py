@@ -24,6 +24,7 @@ from energon_stream.samples import CrudeSample
 from energon_stream.schedule import OrderSpec
 from energon_stream.storage import StoreSpec
 from energon_stream.task import Cooker, DefaultTaskEncoder, TaskEncoder
+from energon_stream.urls import is_local
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class OpeningOptions(DecodingOptions, total=False):
 
     subset: SubsetOption
     where: str | None
-    exclude: str | None
+    exclude: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
     share: float | None
     weight_by: str | None
     subflavors: Mapping[str, Any] | None
@@ -88,8 +89,9 @@ class SharedOptions(OpeningOptions, total=False):
             metadataset the percentages apply to each dataset. Default: all samples.
         where: Filter over the columns of the dataset's tables, such as ``"clip > 0.28 and not duplicate"``;
             see :func:`add_table`. In a metadataset, set it and the next three where the dataset is named.
-        exclude: Column of truth values, or file of keys (``keys.txt``, one a line): these samples are left
-            out.
+        exclude: Column of truth values, file of keys (``keys.txt``, one a line), list of bad samples
+            (``bad.jsonl``) or folder of a run (``runs/a``): these samples are left out. A sequence names
+            several. Lists and runs may be given for a metadataset.
         share: Share of the samples, such as 0.1, chosen by a hash of shard and number. Samples that are
             appended later do not change it.
         weight_by: Column of weights: a sample of twice the weight occurs twice as often in a pass.
@@ -206,7 +208,11 @@ class DatasetRequest:
             multiplier,
             _declared(options.get("sample_type"), options.get("field_map"), config),
             dict(options.get("subflavors") or {}),
-            parse_view(options, str(path)[:200], lambda url: StoreSpec(url, files.storage_options)),
+            parse_view(
+                options,
+                str(path)[:200],
+                lambda url: StoreSpec(url, None if is_local(url) else files.storage_options),
+            ),
         )
         return cls(
             location,

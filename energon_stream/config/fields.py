@@ -70,11 +70,13 @@ class FieldAccess:
                 if value is not _MISSING:
                     return value
         wanted = " or ".join(repr(str(access)) for access in self.alternatives)
-        raise FieldError(
+        error = FieldError(
             f"field {self.field!r} comes from {wanted}, which the sample lacks"
             f" (it has the parts {', '.join(sorted(parts))})",
             hint="correct field_map in dataset.yaml, or exclude the sample in split.yaml",
         )
+        error.part = self.alternatives[0].part
+        raise error
 
 
 def parse_field_map(document: Any, where: str) -> tuple[FieldAccess, ...]:

@@ -35,17 +35,17 @@ def open_leaf(
 
     Raises ConfigError if the subset does not fit, or a joiner cannot join such samples.
     """
+    selection, starts = index.selection, index.shard_starts
+    starts = starts if selection is None else selection.shard_starts(starts)
     if isinstance(ref, JoinRef):
         if not isinstance(index, JoinIndex):
             raise TypeError(f"a join cannot be made of a {type(index).__name__}")
-        start, stop = ref.subset.bounds(index.num_samples, ref.where)
+        start, stop = ref.subset.bounds(int(starts[-1]), ref.where)
         # One virtual shard of rows, in the order of the primary dataset.
-        plan = LeafPlan(number, index.shard_starts, order or OrderSpec(), start, stop)
+        plan = LeafPlan(number, starts, order or OrderSpec(), start, stop, selection)
         return _join_leaf(ref, index, request), plan
     leaf, options = _dataset_leaf(ref, index, request)
     order = OrderSpec() if order is None else replace(order, **options.order)
-    selection, starts = index.selection, index.shard_starts
-    starts = starts if selection is None else selection.shard_starts(starts)
     start, stop = (options.subset or ref.subset).bounds(int(starts[-1]), index.name)
     return leaf, LeafPlan(number, starts, order, start, stop, selection)
 
@@ -109,10 +109,13 @@ class JoinLeaf:
 
     def make(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Any:
         """Join the samples of a row, and set restore key and sources of the result."""
-        samples = [
-            None if found is None else leaf.make(found, restore_key)
-            for leaf, found in zip(self.members, raw.members, strict=True)
-        ]
+        samples = []
+        for number, (leaf, found) in enumerate(zip(self.members, raw.members, strict=True)):
+            try:
+                samples.append(None if found is None else leaf.make(found, restore_key))
+            except Exception as error:
+                error.__dict__["member"] = number  # for the list of bad samples
+                raise
         if self.names is None:
             joined = self.joiner(*samples)
         else:

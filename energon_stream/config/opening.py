@@ -20,7 +20,7 @@ from energon_stream.config.references import (
     inherit,
 )
 from energon_stream.config.subset import Subset
-from energon_stream.config.view import with_view
+from energon_stream.config.view import View, with_view, without_bad
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import (
     DatasetIndex,
@@ -44,7 +44,6 @@ from energon_stream.urls import is_local
 
 if TYPE_CHECKING:
     from energon_stream.config.sample_types import DeclaredSamples
-    from energon_stream.config.view import View
 
 PathOption = str | os.PathLike[str] | Mapping[str, Any]
 """Path or URL of a dataset or metadataset, or a metadataset's parsed content."""
@@ -91,14 +90,19 @@ class DatasetLocation:
 
         Raises ConfigError if an option is only for single datasets, and the errors of the files.
         """
-        return self.files.items(self._reference())
+        items = self.files.items(self._reference())
+        if self.view is None or not self.is_metadataset:
+            return items
+        bad = self.view.bad
+        return [replace(item, ref=replace(item.ref, view=without_bad(item.ref.view, bad))) for item in items]
 
     def _reference(self) -> Reference:
         root, files = self.root, self.files
         names = self.split_config, self.dataset_config
         declared = self.declared is not None and not self.declared.typing_only
+        has_view = self.view is not None and self.view != View(bad=self.view.bad)
         if self.is_metadataset and (
-            names != (SPLIT_CONFIG, DATASET_CONFIG) or self.subset.in_samples or declared or self.view
+            names != (SPLIT_CONFIG, DATASET_CONFIG) or self.subset.in_samples or declared or has_view
         ):
             raise ConfigError(
                 "split_config, dataset_config, sample_type, views and sample numbers are for single datasets",
@@ -124,7 +128,11 @@ def open_location(location: DatasetLocation, num_workers: int) -> list[tuple[Mix
     def read() -> list[tuple[MixtureItem, DatasetIndex]]:
         items = location.items()
         files, refs = location.files, [item.ref for item in items]
-        return list(zip(items, open_all(refs, files.limits, skip_bad=files.skip_bad), strict=True))
+        indices = open_all(refs, files.limits, skip_bad=files.skip_bad)
+        names = [leaf.spec.url for ref in refs for leaf in ref.leaves]
+        for file in {file for ref in refs if ref.view is not None for file in ref.view.bad}:
+            file.warn_unless_used(names)
+        return list(zip(items, indices, strict=True))
 
     return location.read(read, forks=num_workers > 0)
 
@@ -163,13 +171,13 @@ def _begin(
     how: _Opening,
 ) -> Callable[[], DatasetIndex]:
     """Begin to open a dataset; return a function that waits for the result."""
+    if ref.view is not None:
+        whole, view = _begin(replace(ref, view=None), pool, metadata, how), ref.view
+        return pool.submit(lambda: with_view(whole(), view, how.limits)).result
     if isinstance(ref, JoinRef):
         members = [_begin(member.leaf, pool, metadata, how) for member in ref.members]
         # The join waits in the pool for its members. It cannot block them: they were submitted before it.
         return pool.submit(_open_join, ref, members).result
-    if ref.view is not None:
-        whole, view = _begin(replace(ref, view=None), pool, metadata, how), ref.view
-        return pool.submit(lambda: with_view(whole(), view, how.limits)).result
     kind = dataset_kind(ref.spec.url)
     if kind == "jsonl":
         declared = ref.declared is not None and not ref.declared.typing_only

@@ -90,6 +90,7 @@ class JoinRef(_Inheriting):
     joiner: JoinerRef
     metadataset: StoreSpec | None  # the file, beside which the join's index lies; None for a dict
     where: str
+    view: View | None = None  # with lists of bad samples only
 
     @property
     def path(self) -> str:

@@ -111,7 +111,13 @@ class SampleFactory:
         def decode(part: str) -> Any:
             if part not in decoded:
                 data = parts[part]
-                decoded[part] = as_bytes(data) if self.decoder is None else self.decoder.decode(part, data)
+                try:
+                    decoded[part] = (
+                        as_bytes(data) if self.decoder is None else self.decoder.decode(part, data)
+                    )
+                except SampleError as error:
+                    error.part = part
+                    raise
             return decoded[part]
 
         return {access.field: access.read(parts.keys(), decode) for access in self.fields}
@@ -143,6 +149,9 @@ class SampleFactory:
                     crude[part] = decoder.decode(part, data)
                 except UntrustedPickleError as error:
                     refused[part] = _of_sample(error, key, source)
+                except SampleError as error:
+                    error.part = part
+                    raise
         if refused:
             crude.refused = refused
         return crude
@@ -156,11 +165,16 @@ def _decode_part(decoder: FileStoreDecoder, key: str, source: SourceInfo, part: 
     try:
         return decoder.decode(part, data)
     except (SampleError, ConfigError) as error:
-        raise _of_sample(error, key, source) from error.__cause__
+        raise _of_sample(error, key, source, part) from error.__cause__
 
 
-def _of_sample(error: EnergonStreamError, key: str, source: SourceInfo) -> EnergonStreamError:
-    return type(error)(error.what, where=f"{source.dataset_path}: sample {key}", hint=error.hint)
+def _of_sample(
+    error: EnergonStreamError, key: str, source: SourceInfo, part: str | None = None
+) -> EnergonStreamError:
+    found = type(error)(error.what, where=f"{source.dataset_path}: sample {key}", hint=error.hint)
+    if isinstance(error, SampleError) and isinstance(found, SampleError):
+        found.part = part or error.part
+    return found
 
 
 def _loaded(

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import xxhash
 
 from energon_stream.cache.kept_files import KeptFiles, kept_name
 from energon_stream.config.document_keys import ANY, Key, is_number, read_keys
-from energon_stream.errors import ConfigError, EmptyDatasetError
+from energon_stream.errors import ConfigError, EmptyDatasetError, ObjectNotFoundError
+from energon_stream.index.bad_samples import BadSample, dataset_name, is_list, read_bad_list
 from energon_stream.index.database import index_database
 from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.kept_index import index_directory
 from energon_stream.index.yaml_io import read_document
+from energon_stream.printable import strip_credentials
 from energon_stream.rng import derive_key, uniform
 from energon_stream.selection import Selection
 from energon_stream.storage import StoreSpec
@@ -34,9 +40,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _COLUMN = Key(lambda value: isinstance(value, str) and value, "name a column")
+_EXCLUDE = Key(
+    lambda value: value and all(isinstance(each, (str, os.PathLike)) and each for each in _names(value)),
+    "name a column, a file of keys, a list of bad samples, or the folder of a run",
+)
 VIEW_KEYS = {
     "where": ANY,
-    "exclude": _COLUMN,
+    "exclude": _EXCLUDE,
     "share": Key(lambda value: is_number(value) and 0 < value <= 1, "use a number above 0, up to 1"),
     "weight_by": _COLUMN,
 }
@@ -56,6 +66,7 @@ class View:
     exclude: str | StoreSpec | None = None  # column of truth values, or file of keys, one a line
     share: float | None = None  # share of the samples, by a hash of the sample's shard and number in it
     weight_by: str | None = None  # column of weights
+    bad: tuple[BadFile, ...] = ()  # lists of bad samples
 
     @property
     def needs_tables(self) -> bool:
@@ -64,9 +75,11 @@ class View:
     def plain(self) -> dict[str, Any]:
         """Return the keys and values of which :func:`parse_view` makes the view."""
         exclude = self.exclude.url if isinstance(self.exclude, StoreSpec) else self.exclude
+        lists = [] if exclude is None else [exclude]
+        lists += [each.spec.url for each in self.bad]
         parts = {
             "where": self.where and self.where.text,
-            "exclude": exclude,
+            "exclude": (lists if len(lists) > 1 else lists[0]) if lists else None,
             "share": self.share,
             "weight_by": self.weight_by,
         }
@@ -85,10 +98,59 @@ def parse_view(value: Mapping[str, Any], where: str, spec_of: Callable[[str], St
         condition = None if given["where"] is None else parse_filter(given["where"])
     except ConfigError as error:
         raise ConfigError(error.what, where=where, hint=error.hint) from None
-    exclude, share = given["exclude"], given["share"]
-    if exclude is not None and exclude.endswith(".txt"):
-        exclude = spec_of(exclude)
-    return View(condition, exclude, None if share is None else float(share), given["weight_by"])
+    share, exclude, bad = given["share"], list[str | StoreSpec](), list[BadFile]()
+    for name in [] if given["exclude"] is None else map(os.fspath, _names(given["exclude"])):
+        if is_list(name):
+            bad.append(BadFile(spec_of(name)))
+        else:
+            exclude.append(spec_of(name) if name.endswith(".txt") else name)
+    if len(exclude) > 1:
+        raise ConfigError(
+            "exclude names several columns or files of keys",
+            where=where,
+            hint="name one, and any number of lists of bad samples",
+        )
+    share = None if share is None else float(share)
+    return View(condition, exclude[0] if exclude else None, share, given["weight_by"], tuple(bad))
+
+
+def _names(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+@dataclass(frozen=True)
+class BadFile:
+    """A list of bad samples, or the folder of a run, which is read when it is needed first."""
+
+    spec: StoreSpec
+
+    @cached_property
+    def _by_dataset(self) -> dict[str, list[BadSample]]:
+        found: dict[str, list[BadSample]] = {}
+        for sample in read_bad_list(self.spec).samples:
+            found.setdefault(_bare(sample.dataset or ""), []).append(sample)
+        return found
+
+    def samples(self, dataset: str) -> list[BadSample]:
+        """Return the bad samples of a dataset, and those that may be of any."""
+        return self._by_dataset.get(_bare(dataset), []) + self._by_dataset.get("", [])
+
+    def warn_unless_used(self, datasets: Iterable[str]) -> None:
+        """Log a warning if all samples are of other datasets."""
+        others = self._by_dataset.keys() - {"", *map(_bare, datasets)}
+        if others and len(others) == len(self._by_dataset):
+            url, names = strip_credentials(self.spec.url), ", ".join(sorted(others))
+            _log.warning("%s: all of its samples are of other datasets: %.500s", url, names)
+
+
+def _bare(dataset: str) -> str:
+    return dataset and dataset_name(dataset).rstrip("/")
+
+
+def without_bad(view: View | None, bad: tuple[BadFile, ...]) -> View:
+    """Return a view that leaves out the samples of lists as well."""
+    view = view or View()
+    return replace(view, bad=(*view.bad, *bad))
 
 
 def with_view(index: DatasetIndex, view: View, limits: Limits) -> DatasetIndex:
@@ -97,11 +159,16 @@ def with_view(index: DatasetIndex, view: View, limits: Limits) -> DatasetIndex:
     Raises ConfigError if the view cannot be applied to such a dataset, or a column or weight is wrong,
     EmptyDatasetError if it selects nothing, and IndexMismatchError if a table does not fit the index.
     """
-    if not isinstance(index, WebDatasetIndex) or index.every is None or index.shard_ids is None:
+    is_only_bad = view == View(bad=view.bad)
+    is_folder = isinstance(index, WebDatasetIndex) and index.every is not None and index.shard_ids is not None
+    if not is_folder and not is_only_bad:
         raise ConfigError(
             f"the view ({view}) needs a prepared folder of tars", where=index.name, hint="prepare the dataset"
         )
-    selection = _Selecting(index, view, limits).selection()
+    selecting = _Selecting(index, view, limits)
+    if is_only_bad and not len(selecting.bad):
+        return index
+    selection = selecting.selection()
     if not selection.num_samples or (selection.weights is not None and not selection.weights[-1] > 0):
         raise EmptyDatasetError(
             f"the view ({view}) selects none of {index.num_samples:,} samples"
@@ -115,16 +182,17 @@ def with_view(index: DatasetIndex, view: View, limits: Limits) -> DatasetIndex:
 class _Selecting:
     """Evaluates a view on one split part."""
 
-    def __init__(self, index: WebDatasetIndex, view: View, limits: Limits) -> None:
-        assert index.every is not None
-        self._index, self._view, self._every = index, view, index.every
+    def __init__(self, index: DatasetIndex, view: View, limits: Limits) -> None:
+        self._index, self._view = index, view
+        self._every = index.every if isinstance(index, WebDatasetIndex) else None
+        self.bad: Int64Array = _bad_numbers(index, view.bad)
         self._keys = b""
         if isinstance(view.exclude, StoreSpec):
             self._keys = bytes(read_document("", view.exclude.open(), limits).data)
 
     def selection(self) -> Selection:
         tables = None
-        if self._view.needs_tables:
+        if self._view.needs_tables and self._every is not None:
             tables = open_tables(self._index.spec, self._every.samples, self._every.info_digest)
         name, rows = self._kept_name(tables), self._index.num_samples
         kept = KeptFiles(index_directory(self._index.spec), "views")
@@ -142,10 +210,11 @@ class _Selecting:
     def _kept_name(self, tables: Tables | None) -> str | None:
         """Return the name of the selection among the kept files; None if it is not kept."""
         index, versions = self._index, () if tables is None else tables.versions
-        if versions is None or index.num_samples < _LEAST_KEPT:
+        if versions is None or index.num_samples < _LEAST_KEPT or self._every is None:
             return None
         parts = index.spec.url, _RULES, str(self._view), str(self._every.info_digest), *versions
-        return f"{kept_name(*parts, self._keys.decode('latin-1'), *index.shard_paths)}.bits"
+        excluded = self._keys.decode("latin-1"), self.bad.tobytes().decode("latin-1")
+        return f"{kept_name(*parts, *excluded, *index.shard_paths)}.bits"
 
     def _select(self, tables: Tables | None) -> Selection:
         view = self._view
@@ -191,14 +260,19 @@ class _Selecting:
     def _is_whole(self) -> bool:
         """Return whether the split part has the samples of the whole dataset, in the same order."""
         index, every = self._index, self._every
-        return index.num_samples == every.samples and np.array_equal(index.shard_starts[:-1], every.first)
+        return (
+            every is not None
+            and index.num_samples == every.samples
+            and np.array_equal(index.shard_starts[:-1], every.first)
+        )
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:
         """Yield runs of the split part's samples that follow each other in the whole dataset.
 
         Each is the first sample, one past the last, and the first one's number in the whole dataset.
         """
-        starts, first = self._index.shard_starts, self._every.first
+        starts = self._index.shard_starts
+        first = starts[:-1] if self._every is None else self._every.first
         breaks = np.flatnonzero(first[1:] != first[:-1] + self._index.shard_counts[:-1]) + 1
         for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(first)], strict=True):
             for at in range(int(starts[begin]), int(starts[end]), _ROWS):
@@ -222,25 +296,86 @@ class _Selecting:
         return uniform(_SHARE_KEY, np.repeat(names, counts) + numbers.astype(np.uint64))
 
     def _excluded(self) -> Int64Array:
-        """Return the numbers of the samples that the file of keys names, ascending."""
-        keys = [key for key in self._keys.decode().splitlines() if key]
-        if not keys:
-            return np.zeros(0, dtype=np.int64)
-        database, index = index_database(self._index.spec), self._index
-        assert index.shard_ids is not None
-        places = {shard: place for place, shard in enumerate(index.shard_ids.tolist())}
-        found = set[int]()
-        for at in range(0, len(keys), _KEYS_AT_A_TIME):
-            part = keys[at : at + _KEYS_AT_A_TIME]
-            marks = ",".join("?" * len(part))
-            query = f"SELECT tar_file_id, sample_index FROM samples WHERE sample_key IN ({marks})"
-            for shard, number in database.rows(query, tuple(part)):
-                place = places.get(shard)
-                if place is not None and 0 <= number < index.shard_counts[place]:
-                    found.add(int(index.shard_starts[place]) + number)
-        if not found:
-            _log.warning("%s: none of the %d keys of %s is in it", index.spec.url, len(keys), self._view)
-        return np.array(sorted(found), dtype=np.int64)
+        """Return the numbers of the samples that the files name, ascending."""
+        keys, index = [key for key in self._keys.decode().splitlines() if key], self._index
+        if not keys or not isinstance(index, WebDatasetIndex):
+            return self.bad
+        wanted = defaultdict[str, set[str | None]](set)
+        for key in keys:
+            wanted[key].add(None)
+            shard, in_tar, inner = key.partition(".tar/")  # as samples have it in __key__
+            if in_tar:
+                wanted[inner].add(f"{shard}.tar")
+        found = {int(index.shard_starts[place]) + number for place, number, _ in _look_up(index, wanted)}
+        if len(found) < len(keys):
+            numbers = len(keys) - len(found), len(keys)
+            _log.warning("%s: %d of the %d keys of %s are not in it", index.spec.url, *numbers, self._view)
+        return np.union1d(self.bad, np.array(sorted(found), dtype=np.int64))
+
+
+_Wanted: TypeAlias = "defaultdict[str, set[str | None]]"
+"""Shards of samples by key; None for any shard."""
+
+
+def _look_up(index: WebDatasetIndex, wanted: _Wanted) -> Iterator[tuple[int, int, int]]:
+    """Yield shard number, number in the shard, and first byte, of samples by key in ``index.sqlite``."""
+    database = index_database(index.spec)
+    keys = [key for key in wanted if key.encode("utf-8", "ignore").decode() == key]  # an index has no others
+    ids = [] if index.shard_ids is None else index.shard_ids.tolist()
+    places = {shard: place for place, shard in enumerate(ids)}
+    for at in range(0, len(keys), _KEYS_AT_A_TIME):
+        part = keys[at : at + _KEYS_AT_A_TIME]
+        marks = ",".join("?" * len(part))
+        query = f"SELECT sample_key, tar_file_id, sample_index, byte_offset FROM samples WHERE sample_key IN ({marks})"
+        for key, shard, number, offset in database.rows(query, tuple(part)):
+            place = places.get(shard)
+            if place is None or not 0 <= number < index.shard_counts[place]:
+                continue
+            if not wanted[key].isdisjoint((None, index.shard_paths[place])):
+                yield place, number, offset
+
+
+def _bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
+    """Return the numbers of the bad samples of a dataset or join, ascending.
+
+    Samples are found by their keys, which hold where a dataset was prepared anew; by their numbers where
+    there is no index of keys.
+    """
+    found = set[int]()
+    members = index.members if isinstance(index, JoinIndex) else (index,)
+    for number, member in enumerate(members):
+        samples = [sample for file in files for sample in file.samples(member.spec.url)]
+        if not samples:
+            continue
+        rows: Iterable[tuple[int, int, int]] = ()
+        if isinstance(member, WebDatasetIndex) and member.shard_ids is not None and member.plain is None:
+            wanted = defaultdict[str, set[str | None]](set)
+            for sample in samples:
+                if sample.key is not None:
+                    wanted[sample.key].add(sample.shard)
+            with suppress(ObjectNotFoundError):
+                rows, samples = list(_look_up(member, wanted)), [each for each in samples if each.key is None]
+        if isinstance(index, JoinIndex):
+            found.update(_join_rows(index, number, {(place, offset) for place, _, offset in rows}))
+            continue
+        shards = {path: place for place, path in enumerate(index.shard_paths)}
+        for sample in samples:
+            place = shards.get(sample.shard) if sample.shard is not None else 0
+            key = sample.key or ""
+            at = int(key) if sample.index is None and key.isdecimal() else sample.index
+            if place is not None and at is not None and at < index.shard_counts[place]:
+                found.add(int(index.shard_starts[place]) + at)
+        found.update(int(index.shard_starts[place]) + at for place, at, _ in rows)
+    return np.array(sorted(found), dtype=np.int64)
+
+
+def _join_rows(index: JoinIndex, member: int, places: set[tuple[int, int]]) -> Iterator[int]:
+    """Yield the rows of a join that have samples of a member, given by shard number and first byte."""
+    store, wanted = index.rows.spec.open(), np.array(sorted(places), dtype=np.int64).reshape(-1, 2)
+    for first in range(0, index.num_samples if places else 0, _ROWS):
+        rows = index.rows.read(store, first, min(first + _ROWS, index.num_samples))[:, 3 * member :][:, :2]
+        near = np.flatnonzero(np.isin(rows[:, 1], wanted[:, 1]))
+        yield from (first + row for row in near.tolist() if tuple(rows[row].tolist()) in places)
 
 
 def _sums(weights: Float64Array) -> Float64Array:

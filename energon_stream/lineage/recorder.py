@@ -8,6 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, EnergonStreamError, ObjectNotFoundError, RunMismatchError
+from energon_stream.index.bad_samples import (
+    BAD_FOLDER,
+    BadList,
+    dataset_name,
+    is_list,
+    rank_file,
+    read_bad_list,
+)
 from energon_stream.index.dataset import WebDatasetIndex, identity
 from energon_stream.index.jsonl_index import JsonlIndex
 from energon_stream.lineage.log import EntryKind, LogFile, StepEntry
@@ -21,17 +29,16 @@ from energon_stream.lineage.run_description import (
 from energon_stream.lineage.tracker import is_in_order, operators, reader_state
 from energon_stream.pipeline import BatchDataset
 from energon_stream.pipeline.reader_dataset import find_readers
-from energon_stream.printable import strip_credentials
 from energon_stream.schedule import BlendPlan, damaged, describe_plan, is_count, reading
 from energon_stream.state.mixture_weights import write_changes
 from energon_stream.storage import StoreSpec
-from energon_stream.urls import is_local, local_path
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
     from energon_stream.pipeline.stream_runner import Rotation, Step
     from energon_stream.schedule import WeightChange
+    from energon_stream.storage import Store
 
 _log = logging.getLogger(__name__)
 
@@ -59,11 +66,10 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
                 where=index.spec.url,
                 hint="prepare the dataset, or leave out run=",
             )
-        url = local_path(index.spec.url) if is_local(index.spec.url) else strip_credentials(index.spec.url)
         config = index.split_config if isinstance(index, WebDatasetIndex) else ""
         found_by = identity(index, shards)
         view = None if index.view is None else {"keys": _view_keys(index.view), "hash": found_by["view"]}
-        leaves.append(LeafDescription(url, config, **{**found_by, "view": view}))
+        leaves.append(LeafDescription(dataset_name(index.spec.url), config, **{**found_by, "view": view}))
     sizes = [each.batch_size for each in operators(dataset) if isinstance(each, BatchDataset)]
     batch_size, plan, packing = sizes[0] if sizes else 1, reader.plan, reader.packing
     per_batch = plan.per_batch if isinstance(plan, BlendPlan) and plan.is_live else batch_size
@@ -81,18 +87,25 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
 def _view_keys(view: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a view as a description has them: with whole local paths, without credentials."""
     exclude = view.get("exclude")
-    if exclude is None or not exclude.endswith(".txt"):  # a column
+    if isinstance(exclude, list):
+        return {**view, "exclude": [_view_keys({"exclude": each})["exclude"] for each in exclude]}
+    if exclude is None or not (exclude.endswith(".txt") or is_list(exclude)):  # a column
         return dict(view)
-    return {**view, "exclude": local_path(exclude) if is_local(exclude) else strip_credentials(exclude)}
+    return {**view, "exclude": dataset_name(exclude)}
 
 
 class RunRecorder:
     """Writes to the folder ``run`` what a rank does. Where a log cannot be written, a warning says so."""
 
     def __init__(
-        self, dataset: SavableDataset[Any], run: str, storage_options: Mapping[str, Any] | None = None
+        self,
+        dataset: SavableDataset[Any],
+        run: str,
+        storage_options: Mapping[str, Any] | None = None,
+        bad: BadList | None = None,
     ) -> None:
         self._dataset, self._spec = dataset, StoreSpec(run, storage_options)
+        self._bad = BadList() if bad is None else bad  # the rank's
         self._data = describe_data(dataset)
         self._first, self._batches = 0, 0  # steps and batches when this loader began
         self._history: list[list[int]] = []
@@ -147,10 +160,24 @@ class RunRecorder:
             self._check(known, segment, store.url)
             self._description = known.with_segment(segment, self._data)
             store.put(FILE, self._description.dumps())
+        self._begin_bad(store)
         prefix = self._prefix()
         for entry in list(store.list(prefix)):  # of a run that began at this step before, and was given up
             store.delete(entry.path)
         store.put(*self._content(self._next_file(self._first, rotation, states)))
+
+    def _begin_bad(self, store: Store) -> None:
+        """Go on with the rank's list of bad samples; at the first step, leave that of another attempt."""
+        config = self._dataset.worker_config
+        known = {entry.path for entry in store.list(BAD_FOLDER)}
+        own = rank_file(config.rank)
+        goes_on = self._first and own in known
+        self._bad.begin(read_bad_list(self._spec.join(own)).samples if goes_on else [])
+        if self._first:
+            return
+        of_others = {path for path in known if path >= rank_file(config.world_size)}
+        for path in known & ({own} | (of_others if config.rank == 0 else set())):
+            store.delete(path)
 
     def weigh(self, changes: Sequence[WeightChange]) -> None:
         """Describe weights that the program has set; before :meth:`begin`, that does it."""
@@ -221,6 +248,9 @@ class RunRecorder:
         if log is None:
             return True
         content = self._content(replace(log, end=self.step(states)))
+        if self._bad.is_new:
+            path = rank_file(self._dataset.worker_config.rank)
+            self._bad.is_new = not self._put("the list of bad samples", path, self._bad.dumps())
         return self._put("the log of the run", *content) and self._describe()
 
     def _prefix(self) -> str:

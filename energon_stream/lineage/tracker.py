@@ -14,6 +14,7 @@ from energon_stream.pipeline import (
     MapDataset,
     RepeatDataset,
 )
+from energon_stream.pipeline.failure_notes import sources_in
 from energon_stream.pipeline.filters import PassThrough
 from energon_stream.pipeline.node import Context
 from energon_stream.pipeline.reader_dataset import ReaderDataset
@@ -68,23 +69,11 @@ def refs_of(key: Any) -> list[tuple[int, int]]:
     """
     found: list[tuple[int, int]] = []
     last = None
-    for call, ref in _sources(key, None):
+    for call, ref in sources_in(key):
         if call is None or (call, ref) != last:
-            found.append(ref)
+            found.append((ref.leaf, ref.number))
         last = call, ref
     return found
-
-
-def _sources(key: Any, call: int | None) -> Iterator[tuple[int | None, tuple[int, int]]]:
-    """Yield samples in a key, each with the number of the call that took it, or None."""
-    if not isinstance(key, (tuple, list)):
-        return
-    if len(key) == 3 and key[0] == "Source":
-        yield call, (key[1], key[2])
-        return
-    number = key[1] if len(key) > 2 and isinstance(key[0], str) else None
-    for part in key:
-        yield from _sources(part, number)
 
 
 class Tracker:

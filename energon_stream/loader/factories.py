@@ -47,6 +47,7 @@ def get_loader(
     start_method: str | None = None,
     worker_config: WorkerConfig | None = None,
     cache_pool: CachePool | None = None,
+    max_bad: float | None = None,
 ) -> BasicDataLoader[T]:
     """Make a loader.
 
@@ -72,6 +73,9 @@ def get_loader(
         worker_config: Not needed; accepted if it equals the dataset's.
         cache_pool: Pool that cookers and hooks fetch auxiliary data with; None fetches when data is asked
             for. Close it after the loader, or leave that to the end of the process.
+        max_bad: Share of the samples that may fail, such as 0.001; None for any. The run ends with
+            ``TooManyBadSamplesError`` once 10 calls have failed, and more than this share of the samples that
+            the rank has read since the start of the training.
 
     Raises:
         ConfigError: An option is impossible, or ``worker_config`` differs from the dataset's.
@@ -106,6 +110,7 @@ def get_savable_loader(
     gc_collect_every_n_steps: int = 10,
     run: str | os.PathLike[str] | None = None,
     run_storage_options: Mapping[str, Any] | None = None,
+    max_bad: float | None = None,
 ) -> SavableDataLoader[T]:
     """Make a loader that can save and restore its position.
 

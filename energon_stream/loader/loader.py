@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 
 from energon_stream.drawing import Drawing
+from energon_stream.errors import ConfigError, TooManyBadSamplesError
+from energon_stream.index.bad_samples import BadList, BadSample
 from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, OnWorkerHang
 from energon_stream.loader.mixture_control import MixtureReport, changed, mixture_of
 from energon_stream.loader.observe.observed import ObservedLoader
@@ -17,6 +20,7 @@ from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.session import InProcess
 from energon_stream.loader.workers import Workers
 from energon_stream.pipeline.dataset import drawing_of
+from energon_stream.pipeline.stream_runner import BAD_SAMPLES
 from energon_stream.plugins import debug_log
 from energon_stream.samples.tensors import map_tensors
 from energon_stream.storage.obstore_use import run_forkable
@@ -29,6 +33,11 @@ if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_LEAST_FAILURES = 10
+"""Failures from which ``max_bad`` ends a run: fewer say little about a share."""
 
 
 class BasicDataLoader(ObservedLoader[T]):
@@ -71,6 +80,7 @@ class BasicDataLoader(ObservedLoader[T]):
         on_worker_hang: OnWorkerHang = "warn",
         pin_memory: bool | None = None,
         start_method: str | None = None,
+        max_bad: float | None = None,
     ) -> None:
         super().__init__()
         self.dataset = dataset
@@ -85,6 +95,15 @@ class BasicDataLoader(ObservedLoader[T]):
             on_worker_hang=on_worker_hang,
             cache_pool=cache_pool,
         )
+        if max_bad is not None and not 0 < max_bad < 1:
+            raise ConfigError(
+                f"max_bad is {max_bad}",
+                hint="use a share between 0 and 1, or end at the first bad sample with "
+                "WorkerConfig(global_error_handler=reraise_exception)",
+            )
+        self._max_bad = max_bad
+        self._bad = BadList()
+        self._told = 0  # failures that the last summary in the log had
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._session: InProcess | Workers | None = None
         self._position = LoaderPosition.start(dataset)
@@ -126,8 +145,12 @@ class BasicDataLoader(ObservedLoader[T]):
                 if log is not None and batch:
                     log.batch(stream, step.state["batches"] - 1, step.value)
                 position = self._position.after(step)
+                if step.bad:
+                    self._bad.add(step.bad)
+                    self._check_bad(position)
                 self._record(position, step)
-            except BaseException:
+            except BaseException as error:
+                self._bad.add(getattr(error, BAD_SAMPLES, ()))
                 self.close()
                 raise
             del step
@@ -137,7 +160,45 @@ class BasicDataLoader(ObservedLoader[T]):
             if batch:
                 yield batch.pop()  # so that nothing here keeps it alive while the next one is read
             elif position.begins_pass:
+                self._tell_bad()
                 return
+
+    def _check_bad(self, position: LoaderPosition) -> None:
+        """Raise TooManyBadSamplesError for a share above ``max_bad``; tell of failures now and then."""
+        read, bad, failures = _counts(position)
+        if failures >= 10 * max(1, self._told):
+            self._tell_bad(position)
+        if self._max_bad is None or failures < _LEAST_FAILURES or bad <= self._max_bad * read:
+            return
+        raise TooManyBadSamplesError(
+            f"{bad:,} of {read:,} samples failed on rank {self.worker_config.rank}, which is more than "
+            f"max_bad={self._max_bad:g}: {self._bad.kinds()}",
+            hint="write them with write_bad_samples(path, loader.bad_samples()), and leave them out with "
+            "exclude=path; or raise max_bad",
+        )
+
+    def _tell_bad(self, position: LoaderPosition | None = None) -> None:
+        """Log a summary of the bad samples, if there are others than in the one before."""
+        read, bad, failures = _counts(position or self._position)
+        if failures > self._told:
+            self._told = failures
+            rank, kinds = self.worker_config.rank, self._bad.kinds()
+            _log.warning("rank %d: %s of %s samples failed: %s", rank, f"{bad:,}", f"{read:,}", kinds)
+
+    def bad_samples(self) -> list[BadSample]:
+        """Return the samples of this rank that failed, each once, in the order in which they failed first.
+
+        With ``run=``, the list has what the run's folder has of this rank as well. What the program drops, by
+        ``SkipSample`` or a filter, is not in it.
+
+        Example:
+            >>> from energon_stream import BasicDataLoader, MapDataset
+            >>> from energon_stream.testing.operator_suite import NumbersDataset
+            >>> loader = BasicDataLoader(MapDataset(NumbersDataset(3), lambda number: 6 // number))
+            >>> list(loader), [sample.error for sample in loader.bad_samples()]
+            ([6, 3], [])
+        """
+        return self._bad.samples
 
     def _open(self) -> InProcess | Workers:
         """Start workers, or this process's readers, at the present position."""
@@ -240,6 +301,8 @@ class BasicDataLoader(ObservedLoader[T]):
     def close(self) -> None:
         """End the workers. Iterating again starts new ones, after the last batch that was returned."""
         self._unpublish()
+        if self._session is not None:
+            self._tell_bad()
         self._end_session()
 
     def _end_session(self) -> None:
@@ -271,3 +334,10 @@ class BasicDataLoader(ObservedLoader[T]):
             # Before it forks workers, this process must not open a client of its own.
             return run_forkable(self.dataset.restore_sample, restore_key)
         return self.dataset.restore_sample(restore_key)
+
+
+def _counts(position: LoaderPosition) -> tuple[int, int, int]:
+    """Return samples that were read, samples that failed, and calls that failed, since the start."""
+    counts = [state.get("counts", (0, 0, 0)) for state in position.states.values() if state is not None]
+    read, bad, failures = (sum(each[number] for each in counts) for number in range(3))
+    return read, bad, failures

@@ -97,7 +97,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         super().__init__(dataset, **options)
         self._recorder: RunRecorder | None = None
         if run is not None:
-            self._recorder = RunRecorder(dataset, os.fspath(run), run_storage_options)
+            self._recorder = RunRecorder(dataset, os.fspath(run), run_storage_options, self._bad)
             tracker = partial(Tracker, dataset, *self._recorder.plan)
             self._options = replace(self._options, tracker=tracker)
 

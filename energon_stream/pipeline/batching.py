@@ -99,7 +99,7 @@ class _BatchNode(WrapperNode):
                 break
             call = self._calls
             self._calls += 1
-            batch = self._guard.call(dataset.make, [item.value for item in items], call, call)
+            batch = self._guard.call(dataset.make, [item.value for item in items], call, call, of=items)
             if batch is not SKIPPED:
                 return dataset.item(batch, call, items)
         self._ended = False

@@ -20,6 +20,8 @@ from energon_stream.pipeline.stream_runner import StreamRunner, with_restore_key
 from energon_stream.schedule.saved import is_count
 
 if TYPE_CHECKING:
+    from energon_stream.index.bad_samples import BadSample
+    from energon_stream.pipeline.failure_notes import Named
     from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
@@ -153,6 +155,21 @@ class SavableDataset(ABC, Generic[T_co]):
     def count_readers(self) -> int:
         """Count the reader datasets below; each reads ahead on its own."""
         return max(1, sum(dataset.count_readers() for dataset in self.inputs))
+
+    def places(self, named: Named, path: str = "", member: int = 0) -> list[BadSample]:
+        """Name samples that failed, with their datasets, shards and keys.
+
+        Args:
+            named: The samples, as this pipeline's keys have them; each with what is known of its key.
+            path: Place of this dataset in the pipeline, see ``Context.path``.
+            member: Of samples of joins, the number of the joined dataset that failed.
+        """
+        inner = enumerate(self.inputs) if named else ()
+        return [
+            place
+            for number, dataset in inner
+            for place in dataset.places(named, self.input_path(path, number), member)
+        ]
 
     def __len__(self) -> int:
         return self.len_rank()

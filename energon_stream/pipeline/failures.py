@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType, GeneratorType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from energon_stream.errors import (
     EnergonStreamError,
@@ -19,8 +19,10 @@ from energon_stream.errors import (
 from energon_stream.pipeline.time_limit import TimeLimit
 
 if TYPE_CHECKING:
-    from energon_stream.pipeline.node import Context
+    from energon_stream.pipeline.node import Context, Item
+    from energon_stream.read.locator import RawSample
 
+Items: TypeAlias = "Sequence[Item]"
 P = ParamSpec("P")
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -44,6 +46,9 @@ ALWAYS_RAISED = (
 
 By Megatron-Energon's conventions they end it as the cause of a ``FatalSampleError``.
 """
+
+_NOT_OF_THE_SAMPLE = (StorageError, ConnectionError, PermissionError, TimeoutError)
+"""Errors of stores and networks, unless they are a SampleError too. No sample is bad for them."""
 
 
 def field_of(sample: Any, name: str) -> Any:
@@ -91,6 +96,7 @@ class FailureGuard:
     ) -> None:
         self.name = name
         self._handler: Callable[..., None] | None = context.config.global_error_handler
+        self._failures, self._path = context.failures, context.path
         self._tolerance = tolerance
         self._describe = describe
         self._wraps_fatal = context.config.conventions == "energon"
@@ -104,25 +110,28 @@ class FailureGuard:
         """Return a function that ends with SampleTimeoutError after the job's ``sample_timeout``, if any."""
         return function if self._limit is None else partial(self._limit.run, function)
 
-    def call(self, function: Callable[[Any], Any], value: Any, number: int, batch: int | None = None) -> Any:
+    def call(
+        self, function: Callable[[Any], Any], value: Any, number: int, batch: int | None = None, *, of: Items
+    ) -> Any:
         """Return ``function(value)``, or ``SKIPPED`` if it raises ``SkipSample`` or a tolerated error.
 
         Hooks see ``number``, the counter of the function's calls, from which seeds follow; and ``batch``, the
-        counter of batches where the function makes one. Raises as :meth:`failed`.
+        counter of batches where the function makes one. The value is made ``of`` items. Raises as
+        :meth:`failed`.
         """
         try:
             result = self._run(function, value, number, batch)
         except SkipSample:
             return SKIPPED
         except Exception as error:
-            self.failed(error, value if self._describe is None else self._describe(value))
+            self.failed(error, value if self._describe is None else self._describe(value), of)
             return SKIPPED
         if self.in_a_row and result is not SKIPPED and not isinstance(result, GeneratorType):
             self.in_a_row = 0
         return result
 
-    def failed(self, error: Exception, sample: Any) -> None:
-        """Handle an error; returns if the sample is to be skipped.
+    def failed(self, error: Exception, sample: Any, of: Items | RawSample = ()) -> None:
+        """Handle an error, and note the samples; returns if they are to be skipped.
 
         Raises FatalSampleError after too many in a row, and the error itself if it is not about this sample.
         """
@@ -139,9 +148,16 @@ class FailureGuard:
         if isinstance(error, EnergonStreamError) and not tolerable:
             raise error
         sources = field_of(sample, "__sources__")
-        (self._handler or log_exception)(error, sample, sources)
+        is_new = True
+        if isinstance(error, SampleError) or not isinstance(error, _NOT_OF_THE_SAMPLE):
+            is_new = self._failures.add(error, of, self.name, self._path)
+        if self._handler is not None:
+            self._handler(error, sample, sources)
+        elif is_new:
+            log_exception(error, sample, sources)
         self.in_a_row += 1
         if self._tolerance and self.in_a_row >= self._tolerance:
+            self._failures.drop(self.name, self.in_a_row)  # they tell of the function, not of samples
             raise FatalSampleError(
                 f"{self.in_a_row} samples in a row failed, the last with {type(error).__name__}: {error}",
                 where=f"{self.name}, sources {sources}",

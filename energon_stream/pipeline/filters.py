@@ -45,7 +45,7 @@ class _PassThroughNode(WrapperNode):
                 return item
             call = self._taken
             self._taken += 1
-            if self._guard.call(self._look, item.value, call) is True:
+            if self._guard.call(self._look, item.value, call, of=(item,)) is True:
                 return item
 
     def _look(self, value: Any) -> bool:

@@ -57,7 +57,7 @@ class _GroupNode(WrapperNode):
             if isinstance(item, End):
                 self._ended = True
                 break
-            added = self._criterion.call(self._add, item, self._arrived)
+            added = self._criterion.call(self._add, item, self._arrived, of=(item,))
             made = self._make(added[0]) if added is not SKIPPED and added[1] else None
             if made is not None:
                 return made
@@ -77,7 +77,7 @@ class _GroupNode(WrapperNode):
         items = [item for _, item in members]
         call = self._batches
         self._batches += 1
-        batch = self._batcher.call(self._dataset.make, [item.value for item in items], call, call)
+        batch = self._batcher.call(self._dataset.make, [item.value for item in items], call, call, of=items)
         return None if batch is SKIPPED else self._dataset.item(batch, call, items)
 
     def state(self) -> State:

@@ -34,6 +34,7 @@ from energon_stream.pipeline.node import (
 from energon_stream.schedule.saved import damaged, is_count, shown
 
 if TYPE_CHECKING:
+    from energon_stream.pipeline.failure_notes import Failures, Notes
     from energon_stream.worker import WorkerConfig
 
 _KIND: Final = "Map"
@@ -80,13 +81,16 @@ class RunningGenerator:
         self._generator = generator
         self._guard = guard
         self._sample = sample
+        self._of = [Item(sample, key[2])]
         self.key = key
         self.batch = batch
         self.place: int = 0  # number of elements that were returned
 
     def next(self) -> Item | None:
         """Return the next element; None at the end, or where the generator failed or skipped the rest."""
-        made = self._guard.call(lambda _: next(self._generator, SKIPPED), self._sample, self.key[1])
+        made = self._guard.call(
+            lambda _: next(self._generator, SKIPPED), self._sample, self.key[1], of=self._of
+        )
         if made is SKIPPED:
             return None
         self.place += 1
@@ -109,10 +113,11 @@ class _AheadNode(WrapperNode):
     others again. A wave stops at the end of a pass, and at an error, which is raised in its turn.
     """
 
-    def __init__(self, inner: Node, show: Callable[[Sequence[Any]], None]) -> None:
+    def __init__(self, inner: Node, show: Callable[[Sequence[Any]], None], failures: Failures) -> None:
         self._inner = inner
         self._show = show
-        self._taken: deque[tuple[Item | End | Exception, State]] = deque()
+        self._failures = failures  # those of an element are noted when it is returned
+        self._taken: deque[tuple[Item | End | Exception, State, Notes]] = deque()
         self._is_stopped = False  # True while an end or an error is among the taken
         self._state: State = inner.state()
         self._wave = _FIRST_WAVE
@@ -121,7 +126,8 @@ class _AheadNode(WrapperNode):
         if len(self._taken) < self._wave and not self._is_stopped:
             self._take()
             self._wave = _WAVE
-        taken, self._state = self._taken.popleft()
+        taken, self._state, notes = self._taken.popleft()
+        self._failures.put(notes)
         if isinstance(taken, Item):
             return taken
         self._is_stopped = False
@@ -138,15 +144,17 @@ class _AheadNode(WrapperNode):
 
     def _take(self) -> None:
         values: list[Any] = []
+        before = self._failures.take()
         while len(values) < self._wave and not self._is_stopped:
             try:
                 item: Item | End | Exception = self._inner.next()
             except Exception as error:
                 item = error
-            self._taken.append((item, self._inner.state()))
+            self._taken.append((item, self._inner.state(), self._failures.take()))
             self._is_stopped = not isinstance(item, Item)
             if isinstance(item, Item):
                 values.append(item.value)
+        self._failures.put(before)
         if values:
             self._show(values)
 
@@ -167,7 +175,7 @@ class _MapNode(WrapperNode):
                 self._running = self._start(self._fn(inner.value), call, batch, inner).skip(place)
         self._inner = dataset.dataset.make_node(context, saved["in"])
         if dataset.ahead is not None:
-            self._inner = _AheadNode(self._inner, dataset.ahead)
+            self._inner = _AheadNode(self._inner, dataset.ahead, context.failures)
 
     def _start(self, generator: Iterator[Any], call: int, batch: int | None, inner: Item) -> RunningGenerator:
         key = (_KIND, call, inner.key)
@@ -185,7 +193,7 @@ class _MapNode(WrapperNode):
                 return item
             call = self._calls
             self._calls = call + 1
-            value = self._guard.call(self._fn, item.value, call)
+            value = self._guard.call(self._fn, item.value, call, of=(item,))
             if isinstance(value, GeneratorType):
                 self._running = self._start(value, call, self._guard.active.batch_index, item)
             elif value is not SKIPPED:

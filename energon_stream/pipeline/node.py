@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from energon_stream.pipeline.failure_notes import Failures, Named
 from energon_stream.rng import derive_key
 from energon_stream.schedule.saved import damaged, is_count, shown
 
 if TYPE_CHECKING:
+    from energon_stream.index.bad_samples import BadSample
     from energon_stream.read.consume import ReaderGroup
     from energon_stream.schedule import WeightChange
     from energon_stream.worker import WorkerConfig
@@ -64,6 +66,7 @@ class Context:
     changes: tuple[WeightChange, ...] = ()
     # Look-ahead of each dataset, by ``id``; its reader nodes of all streams of this process share it.
     reader_groups: dict[int, ReaderGroup] = field(default_factory=dict, compare=False)
+    failures: Failures = field(default_factory=Failures, compare=False)  # of this process
 
     def child(self, number: int) -> Context:
         """Return the context for one of several inputs."""
@@ -142,3 +145,6 @@ class Runnable(Protocol):
 
     def count_readers(self) -> int:
         """Count the reader datasets below; each reads ahead on its own."""
+
+    def places(self, named: Named, path: str = "", member: int = 0) -> list[BadSample]:
+        """Name samples that failed; see ``SavableDataset.places``."""

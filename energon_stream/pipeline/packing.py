@@ -85,7 +85,7 @@ class PackNode(WrapperNode):
         for item in items:
             call = self._encodings
             self._encodings += 1
-            value = self._encoder.call(maker.encode, item.value, call)
+            value = self._encoder.call(maker.encode, item.value, call, of=(item,))
             if value is not SKIPPED:
                 encoded.append(value)
                 used.append(item)
@@ -95,7 +95,7 @@ class PackNode(WrapperNode):
         call = self._packs
         self._packs += 1
         key = (maker.kind, call, tuple(keys))
-        value = self._packer.call(maker.final_packer, maker.as_pack(encoded, used), call)
+        value = self._packer.call(maker.final_packer, maker.as_pack(encoded, used), call, of=used)
         if value is SKIPPED:
             return None
         batch = self._packer.active.batch_index
@@ -196,7 +196,7 @@ class _PackingNode(PackNode):
             return
         call = self._selections
         self._selections += 1
-        groups = self._selector.call(self._dataset.select, items, call)
+        groups = self._selector.call(self._dataset.select, items, call, of=items)
         if groups is not SKIPPED:
             self._groups.extend(groups)
             left_out = len(items) - sum(map(len, groups))

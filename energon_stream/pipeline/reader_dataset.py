@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 import numpy as np
 
 from energon_stream.drawing import Drawing
-from energon_stream.errors import EmptyStreamError, SkipSample, StateMismatchError, StorageError
+from energon_stream.errors import (
+    EmptyStreamError,
+    EnergonStreamError,
+    SkipSample,
+    StateMismatchError,
+    StorageError,
+)
 from energon_stream.fork import PerProcess
-from energon_stream.index.dataset import identity
+from energon_stream.index.bad_samples import BadSample, dataset_name
+from energon_stream.index.dataset import WebDatasetIndex, identity
 from energon_stream.index.entries import OffsetCache
+from energon_stream.index.join_index import JoinIndex
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.leaf import draw_plan, key_of
@@ -31,6 +40,7 @@ from energon_stream.pipeline.pack_keys import PackPlan, piece_key, piece_of
 from energon_stream.plugins import debug_log
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
+from energon_stream.read.locator import RawSample
 from energon_stream.read.open_locator import open_locator
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.rng import derive_key
@@ -58,8 +68,9 @@ from energon_stream.schedule import (
 from energon_stream.storage import Fetcher, shared_fetcher
 
 if TYPE_CHECKING:
+    from energon_stream.pipeline.failure_notes import Named, SampleRef
     from energon_stream.pipeline.leaf import Leaf
-    from energon_stream.read.locator import Locator, RawSample
+    from energon_stream.read.locator import Locator
     from energon_stream.schedule import WeightChange
     from energon_stream.worker import WorkerConfig
 
@@ -89,6 +100,7 @@ class _ReaderNode:
             self._epoch, cursor = dataset.read_cursor(state, context, self._schedule, self._cursors)
         self._guard = FailureGuard("reading samples", context, dataset.failure_tolerance)
         self._make = self._guard.limited(dataset.make)
+        self._failures = context.failures
         self._reader = SampleReader(self._schedule, cursor, resources.locators, group)
 
     def next(self) -> Item | End:
@@ -102,12 +114,14 @@ class _ReaderNode:
                 self._epoch += 1
                 self._reader.restart(self._schedule.begin(self._epoch))
                 return END
+            counts = self._failures.notes.counts
+            counts[0] += 1
             try:
                 item = self._make(raw)
             except SkipSample:
                 continue
             except Exception as error:
-                self._guard.failed(error, self._dataset.describe(raw))
+                self._guard.failed(error, self._dataset.describe(raw), raw)
                 continue
             self._guard.in_a_row = 0
             return item
@@ -269,6 +283,33 @@ class ReaderDataset(SavableDataset[Any]):
             "__sources__": (raw.shard, raw.index),
             "parts": list(raw.parts),
         }
+
+    def places(self, named: Named, path: str = "", member: int = 0) -> list[BadSample]:
+        found = {ref: self._place(ref, known, member) for ref, known in named.items() if ref.path == path}
+        unknown = [ref for ref, place in found.items() if place.key is None]
+        leaves, numbers = [ref.leaf for ref in unknown], [ref.number for ref in unknown]
+        refs, resources = Refs(np.array(leaves, np.int32), np.array(numbers, np.int64)), self.resources()
+        with suppress(EnergonStreamError):  # without a key, the shard and the number are known at least
+            raws = fetch_samples(resources.locators, refs, resources.fetcher, self.options) if unknown else []
+            found.update({ref: self._place(ref, raw, member) for ref, raw in zip(unknown, raws, strict=True)})
+        return list(found.values())
+
+    def _place(self, ref: SampleRef, known: RawSample | str | None, member: int) -> BadSample:
+        """Name a sample, given what is known of it; users may have changed the key of an element."""
+        leaf, raw = self.leaves[ref.leaf], known if isinstance(known, RawSample) else None
+        index = leaf.index
+        if isinstance(index, JoinIndex):
+            own = None if raw is None else raw.members[member]
+            place = (None, None, None) if own is None else (own.shard, None, own.key)
+            return BadSample(dataset_name(index.members[member].spec.url), *place)
+        number = int(index.shard_of(np.array([ref.number]))[0])
+        shard = index.shard_paths[number] if isinstance(index, WebDatasetIndex) else None
+        key = None if raw is None else raw.key
+        if isinstance(known, str) and (shard is None or leaf.plain_keys or known.startswith(f"{shard}/")):
+            key = known.removeprefix(f"{shard}/")
+        return BadSample(
+            dataset_name(index.spec.url), shard, ref.number - int(index.shard_starts[number]), key
+        )
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Read samples by their keys, with as few requests as possible."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from energon_stream.pipeline.failure_notes import Failures
 from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
 from energon_stream.plugins import debug_log
 from energon_stream.schedule.saved import reading
 
 if TYPE_CHECKING:
+    from energon_stream.index.bad_samples import BadSample
     from energon_stream.read.consume import ReaderGroup
     from energon_stream.schedule import WeightChange
 
 
+BAD_SAMPLES: Final = "bad_samples"
+"""Attribute of an error that ended a step: the samples that had failed."""
 Note: TypeAlias = tuple[int, bytes]
 """What is noted about an element: a kind, and its content."""
 TakeNote: TypeAlias = "Callable[[int, RestoreKey | None, State], Note | None]"
@@ -104,6 +108,7 @@ class Step:
     ended: bool  # True if the stream's pass has ended
     state: State  # the stream's state after it
     note: Note | None = None  # what ``take_note`` returned
+    bad: tuple[BadSample, ...] = ()  # samples that failed on the way to it
 
 
 def with_restore_key(value: Any, key: RestoreKey) -> Any:
@@ -133,6 +138,8 @@ class StreamRunner:
         self.rotation: Rotation = rotation or Rotation.start(dataset, streams)
         self._nodes: dict[int, Node] = {}
         self._batches: dict[int, int] = {}
+        self._counts: dict[int, list[int]] = {}  # as of :class:`Notes`, since the start
+        self._failures = Failures(dataset.places)
         log = debug_log(self._config.worker_log_level)
         self._log = None if log is None else log.BatchLines(dataset)
         readers = len(streams) * dataset.count_readers()
@@ -140,8 +147,15 @@ class StreamRunner:
         for stream in streams:
             saved = (states or {}).get(stream)
             self._batches[stream] = 0 if saved is None else int(saved["batches"])
+            self._counts[stream] = [0, 0, 0] if saved is None else list(saved.get("counts", (0, 0, 0)))
             context = Context(
-                self._config, stream, readers, len(streams), changes=changes, reader_groups=reader_groups
+                self._config,
+                stream,
+                readers,
+                len(streams),
+                changes=changes,
+                reader_groups=reader_groups,
+                failures=self._failures,
             )
             with self._config.activate(stream, batch_index=self._batches[stream]):
                 if saved is None:
@@ -149,19 +163,25 @@ class StreamRunner:
                     continue
                 with reading(f"stream {stream}"):  # also of operators of users, and of elements that are held
                     self._nodes[stream] = dataset.make_node(context, saved["node"])
+        self._failures.take()  # what a node makes again was counted before
 
     def step_any(self) -> Step:
         """Return the next element or end, of the stream that the rotation names."""
         stream = self.rotation.current()
         node, batches = self._nodes[stream], self._batches[stream]
         with self._config.activate(stream, batch_index=batches):
-            item = node.next()
+            try:
+                item = node.next()
+            except Exception as error:
+                error.__dict__[BAD_SAMPLES] = self._bad(stream)
+                raise
+        bad = self._bad(stream)
         if isinstance(item, End):
             self.rotation.end_stream()
             state = node.state()
             if self._take_note is not None:
                 self._take_note(stream, None, state)
-            return Step(stream, None, True, {"batches": batches, "node": state})
+            return Step(stream, None, True, self._state(stream, state), bad=bad)
         self._batches[stream] = batches + 1
         self.rotation.advance()
         value = with_restore_key(item.value, ("Stream", stream, item.key))
@@ -169,7 +189,18 @@ class StreamRunner:
             self._log.write(stream, batches, value)
         state = node.state()
         note = None if self._take_note is None else self._take_note(stream, item.key, state)
-        return Step(stream, value, False, {"batches": batches + 1, "node": state}, note)
+        return Step(stream, value, False, self._state(stream, state), note, bad)
+
+    def _bad(self, stream: int) -> tuple[BadSample, ...]:
+        """Count what was noted since the last step, which may be of another stream; return what failed."""
+        read, bad, calls = self._failures.notes.counts
+        mine = self._counts[stream]
+        self._counts[stream] = [mine[0] + read, mine[1] + bad, mine[2] + calls]
+        noted = self._failures.take().calls
+        return tuple([sample for _, samples in noted for sample in samples]) if noted else ()
+
+    def _state(self, stream: int, node: State) -> State:
+        return {"batches": self._batches[stream], "node": node, "counts": self._counts[stream]}
 
     def step(self) -> Step | None:
         """Return the next element; None at the end of the pass of all streams."""

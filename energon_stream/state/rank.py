@@ -146,10 +146,17 @@ def _batches(saved: Any, stream: str) -> int | None:
     """Return the batches that a stream has yielded; None if it had not begun."""
     if saved is None:
         return None
-    if not isinstance(saved, dict) or saved.keys() != {"batches", "node"} or saved["node"] is None:
+    if (
+        not isinstance(saved, dict)
+        or saved.keys() - {"counts"} != {"batches", "node"}
+        or saved["node"] is None
+    ):
         raise damaged(f"{shown(saved)} for its batches and its node", f"stream {stream}")
     if not is_count(saved["batches"]):
         raise damaged(f"{shown(saved['batches'])} batches", f"stream {stream}")
+    counts = saved.get("counts", [0, 0, 0])
+    if not isinstance(counts, (list, tuple)) or len(counts) != 3 or not all(map(is_count, counts)):
+        raise damaged(f"{shown(counts)} samples that were read, and that failed", f"stream {stream}")
     return int(saved["batches"])
 
 

@@ -109,6 +109,23 @@ def test_a_view_is_what_a_rewritten_dataset_would_be(texts, tmp_path):
     assert take(train(texts, where=WHERE), 60) == take(train(tmp_path / "new"), 60)
 
 
+def test_a_list_of_bad_samples_narrows_a_view(texts, tmp_path):
+    """It leaves out what a column does, of conditions, columns, files of keys, shares and weights."""
+    bad, keys = tmp_path / "bad.jsonl", tmp_path / "keys.txt"
+    bad.write_text("".join(f'{{"key": "{number:08d}"}}\n' for number in range(0, SAMPLES, 7)))
+    keys.write_text("".join(f"{number:08d}\n" for number in range(0, SAMPLES, 5)))
+    for view in ({"where": WHERE}, {"exclude": "duplicate"}, {"exclude": str(keys)}, {"share": 0.5}):
+        whole, excluded = in_order(texts, **view), view.pop("exclude", None)
+        found = in_order(texts, **view, exclude=[bad] if excluded is None else [excluded, bad])
+        assert found == [number for number in whole if number % 7]
+    column = {"left": np.arange(SAMPLES) % 7 == 0}
+    add_table(texts, write_table(tmp_path / "left.parquet", column), name="left")
+    by_column, by_list = (
+        take(train(texts, weight_by="weight", where=WHERE, exclude=each), 60) for each in ("left", bad)
+    )
+    assert by_list == by_column
+
+
 @pytest.mark.parametrize("view", [{"where": WHERE}, {"share": 0.5, "weight_by": "weight"}])
 def test_resume_is_exact_on_other_ranks_and_workers(texts, view):
     whole = take(train(texts, **view), 40)

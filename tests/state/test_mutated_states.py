@@ -126,6 +126,9 @@ CURSOR = (*NODE, "in", "at")
         (("streams",), "0", None, r"no batches, where the rotation has 4 in pass 0 \[stream 0\]"),
         (("streams", "0"), "batches", 99, "99 batches, where the rotation has 4"),
         (("streams", "0"), "batches", True, "a bool batches"),
+        (("streams", "0"), "counts", [9, 1], r"samples that were read, and that failed \[stream 0\]"),
+        (("streams", "0"), "counts", [9, -1, 1], "samples that were read, and that failed"),
+        (("streams", "0"), "counts", None, "samples that were read, and that failed"),
         ((), "rotation", [0, [], 7, 0, 0], "stream 0 comes next after 7 batches"),
         (("rotation",), 2, 2**70, "rotation of other values"),
         (("topology",), "num_streams", 10**12, "1000000000000 streams"),
@@ -140,6 +143,13 @@ def test_values_are_checked_where_the_digest_fits(folder, saved, path, key, chan
         go_on("plain", folder, with_digest(state))
     assert "damaged" in caught.value.what
     assert caught.value.hint
+
+
+def test_states_without_counts_of_samples_go_on(folder, saved):
+    """As the first states of this version."""
+    state, batches = plain(saved["plain"][0]), saved["plain"][1]
+    assert at(state, "streams", "0").pop("counts")[0] > 0
+    assert str(go_on("plain", folder, with_digest(state))) == str(batches)
 
 
 def test_draws_of_a_blend_must_be_its_samples(folder, saved):

@@ -189,7 +189,7 @@ class _Samples:
                 errors += self._decode(number, key, parts)
         if errors:
             self.failed += 1
-            self.problems += [Problem.of(error, self.task.path, key) for error in errors]
+            self.problems += [Problem.of(error, self.task.path, key, number) for error in errors]
         elif self.task.decodes and self.lint.decoder is not None:
             self.made += 1
 
@@ -208,7 +208,7 @@ class _Samples:
             except UntrustedPickleError:
                 self.refused += 1
             except EnergonStreamError as error:
-                errors.append(type(error)(error.what, where=name, hint=error.hint))
+                errors.append(_named(error, name, part))
         if errors or factory is None:
             return errors
         source = SourceInfo(self.url, number, self.task.path, tuple(f"{key}.{part}" for part in parts))
@@ -217,7 +217,7 @@ class _Samples:
         except (StorageError, MemoryError):
             raise
         except EnergonStreamError as error:
-            errors.append(type(error)(error.what, where=name, hint=error.hint))
+            errors.append(_named(error, name))
         except Exception as error:  # of the dataset's own code
             errors.append(error)
         return errors
@@ -230,6 +230,13 @@ class _Samples:
         with suppress(Exception):  # a decoder of the user may know formats that Pillow does not
             for what in image_remarks(bytes(data)):
                 self.pictures.setdefault(what, []).append(name)
+
+
+def _named(error: EnergonStreamError, name: str, part: str | None = None) -> EnergonStreamError:
+    """Return an error that names a sample."""
+    found = type(error)(error.what, where=name, hint=error.hint)
+    found.__dict__["part"] = part or getattr(error, "part", None)
+    return found
 
 
 def _decode_as_workers_do() -> None:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from energon_stream.errors import EnergonStreamError
+from energon_stream.index.bad_samples import BadSample, dataset_name
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 
@@ -22,15 +23,19 @@ class Problem:
     hint: str | None  # Advice
     shard: str | None = None  # path of the shard; None for problems of the dataset
     sample: str | None = None  # key of the sample; None for problems of a shard
+    index: int | None = None  # number of the sample in the shard
+    part: str | None = None  # the part that is damaged or missing
 
     @classmethod
-    def of(cls, error: Exception, shard: str | None = None, sample: str | None = None) -> Problem:
+    def of(
+        cls, error: Exception, shard: str | None = None, sample: str | None = None, index: int | None = None
+    ) -> Problem:
         """Return an error as a problem."""
-        kind = type(error).__name__
+        kind, part = type(error).__name__, getattr(error, "part", None)
         if isinstance(error, EnergonStreamError):
             what = _ADDRESS.sub("", error.what)  # the same problem has the same text in each process
-            return cls(kind, what, error.where, error.hint, shard, sample)
-        return cls(kind, str(error) or kind, None, None, shard, sample)
+            return cls(kind, what, error.where, error.hint, shard, sample, index, part)
+        return cls(kind, str(error) or kind, None, None, shard, sample, index, part)
 
     def __str__(self) -> str:
         return str(EnergonStreamError(self.what, where=self.where, hint=self.hint))
@@ -71,6 +76,18 @@ class LintReport:
     def is_clean(self) -> bool:
         """True if nothing is wrong."""
         return not self.problems
+
+    def bad_samples(self) -> list[BadSample]:
+        """Return the samples that are wrong, each once, for ``write_bad_samples`` and ``exclude=``."""
+        name = dataset_name(self.dataset)
+        found: dict[tuple[str | None, int], BadSample] = {}
+        for each in self.problems:
+            if each.index is not None:
+                bad = BadSample(
+                    name, each.shard, each.index, each.sample, each.part, each.kind, each.what[:300], "lint"
+                )
+                found.setdefault((each.shard, each.index), bad)
+        return list(found.values())
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain values."""

@@ -1,0 +1,130 @@
+"""Notes of the calls that fail in a process: which samples they had, and how many samples were read."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from energon_stream.errors import EnergonStreamError
+from energon_stream.index.bad_samples import MOST_NAMED, BadSample
+from energon_stream.printable import printable, strip_credentials
+from energon_stream.read.locator import RawSample
+
+_LONGEST_MESSAGE = 300
+
+
+class SampleRef(NamedTuple):
+    """A sample that an element was made of."""
+
+    path: str  # of its reader, see ``Context.path``
+    leaf: int
+    number: int  # in the leaf
+
+
+def sources_in(key: Any, path: str = "", call: int | None = None) -> Iterator[tuple[int | None, SampleRef]]:
+    """Yield the samples in a key, each with the number of the call that took it, or None."""
+    if not isinstance(key, (tuple, list)):
+        return
+    if len(key) == 3 and key[0] == "Source":
+        yield call, SampleRef(path, key[1], key[2])
+        return
+    is_named = len(key) > 2 and isinstance(key[0], str)
+    inner = key[2] if is_named and len(key) == 3 else None
+    if isinstance(inner, (tuple, list)) and inner and isinstance(inner[0], str):  # of one of several inputs
+        path = f"{path}/{key[1]}"
+    for part in key:
+        yield from sources_in(part, path, key[1] if is_named else None)
+
+
+Named: TypeAlias = "Mapping[SampleRef, RawSample | str | None]"
+"""Samples, each as it is in its dataset, or with the key that an element has, or None."""
+Places: TypeAlias = "Callable[[Named, str, int], list[BadSample]]"
+"""Names samples of a pipeline; see ``SavableDataset.places``."""
+
+
+class Notes(NamedTuple):
+    """Counts of samples that were read, of those that failed, and of calls that failed; and these calls."""
+
+    counts: list[int]
+    calls: list[tuple[str, list[BadSample]]]  # the function, and its samples
+
+
+class Failures:
+    """Notes what fails in a process, until a step takes the notes."""
+
+    def __init__(self, places: Places | None = None) -> None:
+        self._places = places
+        self._kinds: set[tuple[type[Exception], str]] = set()
+        self.notes: Notes = Notes([0, 0, 0], [])
+
+    def take(self) -> Notes:
+        """Return the notes, and begin anew."""
+        taken, self.notes = self.notes, Notes([0, 0, 0], [])
+        return taken
+
+    def put(self, notes: Notes) -> None:
+        """Add notes that were taken."""
+        for number, count in enumerate(notes.counts):
+            self.notes.counts[number] += count
+        self.notes.calls.extend(notes.calls)
+
+    def add(self, error: Exception, of: Sequence[Any] | RawSample, function: str, path: str) -> bool:
+        """Note a call on items, or on a sample as it is in its dataset, that failed.
+
+        Return True for the first error of its kind: of this class, raised in this line.
+        """
+        line, places = _line_of(error), self._named(of, path, getattr(error, "member", 0))
+        try:
+            text = error.what if isinstance(error, EnergonStreamError) else str(error)
+        except Exception:  # of a class of the user
+            text = ""
+        about: dict[str, Any] = {
+            "part": getattr(error, "part", None),
+            "error": type(error).__name__,
+            "message": printable(strip_credentials(text))[:_LONGEST_MESSAGE],
+            "function": function,
+            "line": line,
+            "together": max(1, len(places)),
+        }
+        self.notes.counts[1] += max(1, len(places))
+        self.notes.counts[2] += 1
+        if len(self.notes.calls) < MOST_NAMED:
+            self.notes.calls.append((function, [replace(place, **about) for place in places]))
+        kind = type(error), line
+        is_new = kind not in self._kinds
+        self._kinds.add(kind)
+        return is_new
+
+    def drop(self, function: str, calls: int) -> None:
+        """Forget the last calls of a function."""
+        noted = self.notes.calls
+        for place in reversed([place for place, (name, _) in enumerate(noted) if name == function][-calls:]):
+            del noted[place]
+
+    def _named(self, of: Sequence[Any] | RawSample, path: str, member: int) -> list[BadSample]:
+        found: dict[SampleRef, RawSample | str | None] = {}
+        keys: dict[str, None] = {}
+        if isinstance(of, RawSample):
+            found[SampleRef(path, of.leaf, of.index)], of = of, ()
+        for item in of:
+            refs = {ref: None for _, ref in sources_in(item.key, path)}
+            value = item.value
+            key = value.get("__key__") if isinstance(value, Mapping) else getattr(value, "__key__", None)
+            if isinstance(key, str):
+                keys[key] = None
+            for ref in refs:
+                found.setdefault(ref, key if len(refs) == 1 and isinstance(key, str) else None)
+        places = [] if self._places is None else self._places(found, "", member)
+        return places or [BadSample(key=key) for key in keys]
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the file and line where an error, or what caused it, was raised."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    for frame, line in list(traceback.walk_tb(error.__traceback__))[-1:]:
+        return f"{Path(frame.f_code.co_filename).name}:{line}"
+    return ""
