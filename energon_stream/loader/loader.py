@@ -192,11 +192,18 @@ class BasicDataLoader(ObservedLoader[T]):
         ``SkipSample`` or a filter, is not in it.
 
         Example:
-            >>> from energon_stream import BasicDataLoader, MapDataset
-            >>> from energon_stream.testing.operator_suite import NumbersDataset
-            >>> loader = BasicDataLoader(MapDataset(NumbersDataset(3), lambda number: 6 // number))
-            >>> list(loader), [sample.error for sample in loader.bad_samples()]
-            ([6, 3], [])
+            >>> from energon_stream import DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset
+            >>> class Picky(DefaultTaskEncoder):
+            ...     def encode_sample(self, sample):
+            ...         if sample.__key__.endswith("50"):
+            ...             raise ValueError("no use for it")
+            ...         return sample
+            >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+            >>> dataset = get_val_dataset("captions", batch_size=7, worker_config=config, task_encoder=Picky())
+            >>> with get_loader(dataset) as loader:
+            ...     batches = list(loader)
+            >>> [(sample.key, sample.message) for sample in loader.bad_samples()]
+            [('00000050', 'no use for it')]
         """
         return self._bad.samples
 

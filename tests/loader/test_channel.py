@@ -178,5 +178,5 @@ def test_a_closed_channel_is_no_failure_of_a_sample(ends):
             sender.send(value)
 
     with pytest.raises(ParentGoneError):
-        guard.call(fill, 1, 0)
+        guard.call(fill, 1, 0, of=())
     assert not handled
