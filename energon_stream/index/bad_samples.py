@@ -189,9 +189,9 @@ def write_bad_samples(
 
     Example:
         >>> from energon_stream import BadSample, write_bad_samples
-        >>> write_bad_samples("bad.jsonl", [BadSample("/data/captions", "data-000000.tar", key="00000007")])
+        >>> write_bad_samples("bad.jsonl", [BadSample("/captions", "data-000000.tar", key="00000007")])
         >>> print(open("bad.jsonl").read(), end="")
-        {"dataset": "/data/captions", "shard": "data-000000.tar", "key": "00000007", "together": 1, "count": 1}
+        {"dataset": "/captions", "shard": "data-000000.tar", "key": "00000007", "together": 1, "count": 1}
     """
     StoreSpec(os.fspath(path), storage_options).open().put("", BadList(samples, math.inf).dumps())
 

@@ -199,7 +199,8 @@ class BasicDataLoader(ObservedLoader[T]):
             ...             raise ValueError("no use for it")
             ...         return sample
             >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-            >>> dataset = get_val_dataset("captions", batch_size=7, worker_config=config, task_encoder=Picky())
+            >>> options = {"worker_config": config, "task_encoder": Picky()}
+            >>> dataset = get_val_dataset("captions", batch_size=7, **options)
             >>> with get_loader(dataset) as loader:
             ...     batches = list(loader)
             >>> [(sample.key, sample.message) for sample in loader.bad_samples()]
