@@ -6,15 +6,33 @@ and of the command of ffmpeg, another version of it.
 
 import functools
 import io
+import json
 from typing import NamedTuple
 
 import av
 import numpy as np
 import pytest
+import torch
 from media_corpus import ffmpeg, write_corpus
 
-from energon_stream import SampleDecoder
-from energon_stream.media.av import AVDecoder
+from energon_stream import (
+    Cooker,
+    DecodeFileStore,
+    DefaultTaskEncoder,
+    SampleDecoder,
+    SystemFileStore,
+    WorkerConfig,
+    basic_sample_keys,
+    get_savable_loader,
+    get_train_dataset,
+)
+from energon_stream.auxiliary import WebdatasetFileStore
+from energon_stream.media import RangedFile, openings
+from energon_stream.media.av import AV_EXTENSIONS, AVDecoder, get_clips_uniform, get_single_frames_uniform
+from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream.storage import StoreSpec
+from energon_stream.testing.datasets import CRUDE_YAML, write_shards
+from energon_stream.testing.s3server import S3Server
 
 # Frames of unequal length, of which the container has the times in milliseconds alone.
 UNEQUAL = {"pcm.mkv", "vorbis.webm", "vp8_vorbis.webm"}
@@ -82,12 +100,13 @@ def difference(found, expected, tolerance=0.0):
 
 
 def whole_ways(path):
-    """The whole sound of a file, by each way to get it."""
+    """The whole sound and video of a file, by each way to get it."""
     data = path.read_bytes()
-    yield "get_audio", decoder(path).get_audio()
+    if decoder(path).has_audio_stream():
+        yield "get_audio", decoder(path).get_audio()
     yield "get_frames", decoder(path).get_frames(video_decode_audio=True)
     yield "torch", SampleDecoder(av_decode="torch", video_decode_audio=True).decode(path.name, data)
-    if decoder(path).has_video_stream():
+    if decoder(path).has_video_stream() and decoder(path).has_audio_stream():
         yield "get_video_with_audio", decoder(path).get_video_with_audio()
 
 
@@ -144,6 +163,27 @@ def shifted_difference(found, sound, begin, end):
     return None if None in shifted else "no shift of a millisecond makes them equal"
 
 
+def test_uniform_clips_of_sound_are_of_equal_length(folder, names):
+    compared, differences = 0, []
+    for name in names:
+        sound = heard(folder / name)
+        if sound is None:
+            continue
+        found = get_clips_uniform(decoder(folder / name), 0.3, 7, request_audio=True)
+        length = min(round(0.3 * sound.rate), sound.samples.shape[1])
+        assert {clip.shape[1] for clip in found.audio_clips} == {length}, name
+        assert found.audio_timestamps[0][0] == pytest.approx(sound.begin, abs=1e-3), name
+        assert found.audio_timestamps[-1][1] == pytest.approx(sound.end, abs=0.13), name  # encoders fill
+        for clip, (begin, _) in zip(found.audio_clips, found.audio_timestamps, strict=True):
+            compared += 1
+            expected = sound.cut(begin, begin + length / sound.rate)
+            wrong = difference(clip.numpy(), expected, NOISY.get(name, 0.0))
+            if wrong and not (name in UNEQUAL and begin > 1):
+                differences.append((name, begin, wrong))
+    assert not differences, "\n".join(map(str, differences))
+    assert compared > 600
+
+
 def test_whole_sound_equals_that_of_ffmpeg(folder, names):
     sounding = [name for name in names if heard(folder / name) is not None]
     inputs = [word for name in sounding for word in ("-i", name)]
@@ -177,3 +217,186 @@ def as_floats(samples):
         return (samples.astype(np.float32) - 128) / 128
     scale = {np.dtype(np.int16): 1 << 15, np.dtype(np.int32): 1 << 31}.get(samples.dtype, 1)
     return samples.astype(np.float32) / scale
+
+
+class Seen(NamedTuple):
+    """All frames of a file, as (height, width, 3), and when each one begins, in seconds."""
+
+    frames: list
+    begins: list
+
+    def shown(self, begin, end):
+        """Numbers of the frames that are displayed at some time from begin to end."""
+        ends = [*self.begins[1:], float("inf")]
+        times = zip(self.begins, ends, strict=True)
+        return [
+            n for n, (a, b) in enumerate(times) if a <= max(end, self.begins[0]) + 1e-6 and b > begin + 1e-6
+        ]
+
+
+@functools.lru_cache(None)
+def seen(path):
+    """Decode all frames of a file with PyAV; None without video."""
+    with av.open(str(path)) as container:
+        videos = [s for s in container.streams.video if not s.disposition & s.disposition.attached_pic]
+        if not videos:
+            return None
+        found = list(container.decode(videos[0]))
+    return Seen([f.to_ndarray(format="rgb24") for f in found], [float(f.pts * f.time_base) for f in found])
+
+
+def numbers(clip, video):
+    """Numbers of decoded frames; None for a frame that the video does not have."""
+    frames = [frame.permute(1, 2, 0).numpy() for frame in clip]
+    found = ((n for n, known in enumerate(video.frames) if np.array_equal(known, frame)) for frame in frames)
+    return [next(matches, None) for matches in found]
+
+
+# Frames are found by their time: number n is the one at n / fps, which is not the n-th of a variable rate.
+BY_RATE = {"variable.mkv", "x264_fragments.mp4"}
+
+
+def test_video_equals_that_of_pyav(folder, names):
+    compared, differences = 0, []
+
+    def check(name, way, found, expected):
+        nonlocal compared
+        compared += 1
+        if found != expected:
+            differences.append((name, way, found, expected))
+
+    for name in names:
+        video = seen(folder / name)
+        if video is None:
+            continue
+        count, last = len(video.frames), video.begins[-1]
+        everything = [*range(count)]
+        for way, found in whole_ways(folder / name):
+            if way != "get_audio":
+                check(name, way, numbers(found.video_clips[0], video), everything)
+        times = [(0, 0.3), (last, 99), (0.05, 0.2), (0.9, 1.2), (1.3, 1.31), (0.5, 0.5), (-9, 0), (0, 99)]
+        for wanted in (wanted for wanted in times if wanted[0] <= last):
+            (found,), _ = decoder(folder / name).get_video_clips([wanted])
+            check(name, wanted, numbers(found, video), video.shown(*wanted))
+        assert decoder(folder / name).get_video_clips([(last + 9, last + 10)]) == ([], []), name
+        if name not in BY_RATE:
+            frames = [(0, 3), (5, 9), (11, 13), (14, 20), (count - 2, count + 3), (count - 1, count - 1)]
+            together, _ = decoder(folder / name).get_video_clips(frames, "frames")
+            for wanted, clip in zip(frames, together, strict=True):
+                check(name, wanted, numbers(clip, video), everything[wanted[0] : wanted[1] + 1])
+        few, begins = get_single_frames_uniform(decoder(folder / name), 5, return_timestamps=True)
+        found = numbers(few, video)
+        check(name, "uniform", (found[0], found[-1], len(found)), (0, count - 1, 5))
+        check(name, "times", begins, [pytest.approx(video.begins[number]) for number in found])
+    assert not differences, "\n".join(map(str, differences))
+    assert compared > 370
+
+
+def test_frames_are_counted_as_far_as_headers_tell(folder, names):
+    wrong = {}
+    for name in names:
+        video = seen(folder / name)
+        found = decoder(folder / name).get_video_duration(get_frame_count=True)[1]
+        if found != (video and len(video.frames)):
+            wrong[name] = found - len(video.frames)
+    assert wrong == {
+        "cut_aac.mp4": 2,
+        "cut_short.mp4": 8,
+    }  # frames that are decoded for others, and not shown
+
+
+@pytest.fixture(scope="module")
+def server(folder, tmp_path_factory):
+    """The files in S3, alone and as parts of tars."""
+    root = tmp_path_factory.mktemp("s3")
+    (root / "bucket").mkdir()
+    (root / "bucket" / "files").symlink_to(folder)
+    paths = sorted(path for path in folder.iterdir() if path.suffix != ".png")
+
+    def parts(number):
+        return {
+            paths[number].suffix[1:]: paths[number].read_bytes(),
+            "json": json.dumps(paths[number].name).encode(),
+        }
+
+    write_shards(root / "bucket" / "tars", shards=1, samples_per_shard=len(paths), parts=parts, key="{:04d}")
+    prepare_dataset(str(root / "bucket" / "tars"), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
+    with pytest.MonkeyPatch.context() as patch, S3Server(root) as server:
+        patch.setenv("ENERGON_STREAM_CACHE_DIR", str(root / "node"))
+        openings.in_process.clear()
+        yield server
+        openings.in_process.clear()
+
+
+def clips_by_range(get, names, folder):
+    """Differences of clips that ``get`` decodes by range, and how many were compared."""
+    compared, differences = 0, []
+    for name in names:
+        sound, video = heard(folder / name), seen(folder / name)
+        media = get(name)
+        assert isinstance(media.stream, RangedFile)
+        clips = [(0.1, 0.3), (1.3, 1.32), (-9.0, 99.0)]
+        found = media.get_clips(clips if video else None, clips if sound else None)
+        shown = [wanted for wanted in clips if video and wanted[0] <= video.begins[-1]]
+        for clip, wanted in zip(found.video_clips, shown, strict=True):
+            compared += 1
+            if numbers(clip, video) != video.shown(*wanted):
+                differences.append((name, wanted, "video"))
+        inside = [wanted for wanted in clips if sound and sound.begin < wanted[1] and wanted[0] < sound.end]
+        for clip, wanted in zip(found.audio_clips, inside, strict=True):
+            compared += 1
+            wrong = difference(clip.numpy(), sound.cut(*wanted), NOISY.get(name, 0.0))
+            if wrong and not (name in UNEQUAL and wanted[0] > 1):
+                differences.append((name, wanted, wrong))
+    return compared, differences
+
+
+def test_by_range_from_a_store(folder, names, server):
+    store = DecodeFileStore(
+        SystemFileStore("s3://bucket/files", storage_options=server.storage_options), SampleDecoder()
+    )
+    compared, differences = clips_by_range(store.get, names, folder)
+    assert not differences, "\n".join(map(str, differences))
+    assert compared > 300
+
+
+def test_by_range_from_a_tar(folder, names, server):
+    paths = sorted(path for path in folder.iterdir() if path.suffix != ".png")
+    keys = {path.name: f"{number:04d}{path.suffix}" for number, path in enumerate(paths)}
+    spec = StoreSpec("s3://bucket/tars", server.storage_options)
+    store = DecodeFileStore(WebdatasetFileStore(spec), SampleDecoder())
+    compared, differences = clips_by_range(lambda name: store.get(keys[name]), names, folder)
+    assert not differences, "\n".join(map(str, differences))
+    assert compared > 300
+
+
+def test_in_samples_of_a_dataset(folder, server):
+    dataset = get_train_dataset(
+        "s3://bucket/tars",
+        storage_options=server.storage_options,
+        batch_size=1,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        task_encoder=TakeAll(),
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        repeat=False,
+    )
+    compared, differences = 0, []
+    for batch in get_savable_loader(dataset):
+        (name,), sound = batch["name"], heard(folder / batch["name"][0])
+        if sound is not None:
+            compared += 1
+            wrong = difference(batch["sound"][0].numpy(), sound.samples)
+            differences += [(name, wrong)] if wrong else []
+    assert not differences, "\n".join(map(str, differences))
+    assert compared > 90
+
+
+def cook(crude):
+    media = next(crude[part] for part in crude if part in AV_EXTENSIONS)
+    sounds = media.get_audio().audio_clips if media.has_audio_stream() else [torch.zeros(0)]
+    return {**basic_sample_keys(crude), "name": crude["json"], "sound": sounds[0]}
+
+
+class TakeAll(DefaultTaskEncoder):
+    cookers = [Cooker(cook)]

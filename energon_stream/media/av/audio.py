@@ -89,6 +89,10 @@ class AudioStream(MediaStream):
         """Return the number of samples of each channel, by decoding them all."""
         return sum(piece.samples.shape[1] for piece in self._pieces(*_EVERYTHING))
 
+    def begin(self) -> float:
+        """Return the time in seconds of the first sample."""
+        return next((piece.number / self.rate for piece in self._pieces(*_EVERYTHING)), 0.0)
+
     def end(self) -> float:
         """Return the time in seconds at which the audio ends, by reading the last packets."""
         end = 0

@@ -380,10 +380,10 @@ def _fps(stream: Any) -> float:
 
 def _video_length(container: Any, count_frames: bool) -> tuple[float, int | None]:
     stream = only_stream(container, "video")
-    frames = stream.frames or None
+    video = VideoStream(container, stream)
+    frames = video.frames or None
     if stream.duration and (frames or not count_frames):
         return float(stream.duration * stream.time_base), frames if count_frames else None
-    video = VideoStream(container, stream)
     length = 0.0 if count_frames else video.end_of_last_group()
     return (length, None) if length else video.extent()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -20,6 +20,7 @@ else:
 
 _MAX_REORDER = 16  # most frames between the order of decoding and that of display, in any codec
 _USUAL_REORDER = 3
+_TRIES = 4
 _SHARE_OF_NEXT = 0.15
 LAST = 1 << 62  # a tick after all others
 _MARGIN_SECONDS = 2.0
@@ -65,12 +66,32 @@ class Packets:
         # The index has times of decoding; those of display are later by about this many ticks.
         self._delay = self.start - self._lowest
         self.is_at_end: bool = False  # True once all packets after a time were read
+        self._hidden: list[int] | None = None
         self.is_moved: bool = False  # True once packets were read
+
+    @property
+    def count(self) -> int:
+        """Number of packets, as far as header and index tell; 0 if they do not."""
+        entries, frames = self._entries, int(self.stream.frames)
+        if not (self._container.format.name == "avi" and self.stream.type == "video" and len(entries)):
+            return frames
+        # The header of an avi counts frames that are left out; its index has the others if it has the last.
+        return len(entries) if len(entries) < frames <= entries[-1].timestamp + 1 else frames
 
     @property
     def are_numbered(self) -> bool:
         """True if the index has an entry for each packet, as those of mp4, mov and avi do."""
-        return bool(0 < self.stream.frames <= len(self._entries))
+        return 0 < self.count <= len(self._entries)
+
+    @property
+    def hidden(self) -> list[int]:
+        """Numbers of the first entries of the index that are decoded and not displayed, as after a cut."""
+        if self._hidden is None:
+            self._hidden, number = [], 0
+            while number < len(self._entries) and number - len(self._hidden) < _MAX_REORDER:
+                self._hidden += [number] if self._entries[number].is_discard else []
+                number += 1
+        return self._hidden
 
     def from_time(self, first: int, last: int = LAST) -> Iterator[Any]:
         """Return the packets for ticks ``first`` to ``last``, from the last key frame at or before them.
@@ -79,10 +100,13 @@ class Packets:
         """
         if first <= self.start and not self.is_moved:
             return self._until(self._demuxed(), last)
-        target = max(first, self.start)
+        target, tries = max(first, self.start), _TRIES
         while True:
             packets = self._seek(target)
             key = next(packets, None)
+            if key is None and tries and (earlier := self._entry_before(target)) is not None:
+                target, tries = earlier, tries - 1  # some demuxers find nothing after the last key frame
+                continue
             if key is None or key.pts is None or key.pts <= first or target <= self._lowest:
                 break
             target = min(target, key.pts if key.dts is None else key.dts) - 1
@@ -103,13 +127,20 @@ class Packets:
 
     def from_number(self, first: int, last: int) -> PacketRun:
         """Return the packets for frames ``first`` to ``last``, from the last key frame at or before them."""
-        key = self._key_before(first)
+        key = self._key_before(self._entry(first))
         while True:
             leading, pts, packets = _leading(self._from_entry(key))
-            if key + leading <= first or key == 0:
+            number = key - bisect_left(self.hidden, key) + leading
+            if number <= first or key == 0:
                 break
             key = self._key_before(key - 1)
-        return PacketRun(key + leading, pts, itertools.islice(packets, self._stop(last) - key))
+        return PacketRun(number, pts, itertools.islice(packets, self._stop(last) - key))
+
+    def _entry(self, number: int) -> int:
+        """Return the number, as decoded, of a frame by its number as displayed, but for reordering."""
+        for hidden in self.hidden:
+            number += hidden <= number
+        return min(number, len(self._entries) - 1)
 
     def _from_entry(self, key: int) -> Iterator[Any]:
         """Yield packets from an entry of the index on."""
@@ -124,7 +155,7 @@ class Packets:
 
     def bytes_of_numbers(self, first: int, last: int) -> list[ByteRange]:
         """Return the bytes of the packets that frames ``first`` to ``last`` need."""
-        key = self._key_before(min(first, len(self._entries) - 1))
+        key = self._key_before(self._entry(first))
         return self._bytes(key, self._stop(last))
 
     def bytes_of_times(self, first: int, last: int, size: int) -> list[ByteRange]:
@@ -169,7 +200,7 @@ class Packets:
 
     def _stop(self, number: int) -> int:
         """Return the number, as decoded, of the first packet that frames up to ``number`` do not need."""
-        number = min(number, len(self._entries) - 1)
+        number = self._entry(number)
         most = min(number + 1 + _MAX_REORDER, len(self._entries))
         keys = (n for n in range(number + 1, most) if self._entries[n].is_keyframe)
         return next(keys, most)
@@ -183,6 +214,10 @@ class Packets:
                 begin = found.pop()[0]
             found.append((begin, end))
         return [ByteRange(*place) for place in found]
+
+    def _entry_before(self, tick: int) -> int | None:
+        number = bisect_left(self._entries, tick, key=lambda entry: entry.timestamp)
+        return self._entries[number - 1].timestamp if number else None
 
     def _first_after(self, tick: int) -> int:
         return bisect_right(self._entries, tick, key=lambda entry: entry.timestamp)
@@ -216,7 +251,7 @@ def _leading(packets: Iterator[Any]) -> tuple[int, int | None, Iterator[Any]]:
         key = taken[0].pts
         if key is None or packet.pts is None or packet.dts is None or packet.dts >= key:
             break
-        leading += packet.pts < key
+        leading += packet.pts < key and not packet.is_discard
     return leading, taken[0].pts if taken else None, itertools.chain(taken, packets)
 
 

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, DecodeError
 from energon_stream.imports import LazyModule
+from energon_stream.media.av.audio import AudioStream
+from energon_stream.media.av.container import only_stream, open_container
+from energon_stream.media.av.video import VideoStream
 
 if TYPE_CHECKING:
     from energon_stream.media.av.decoder import AVData, AVDecoder
@@ -51,22 +54,40 @@ def get_clips_uniform(
     if clip_duration_seconds < 0 or num_clips < 0:
         what = f"{num_clips} clips of {clip_duration_seconds} seconds"
         raise ConfigError(what, hint="neither may be negative")
-    lengths, frame = [], 0.0
+    begin, end, frame, rate = float("-inf"), float("inf"), 0.0, 0
     if request_video:
-        lengths.append(_length(av_decoder.get_video_duration()[0], "video"))
         frame = 1 / av_decoder.get_video_fps()
+        with open_container(av_decoder.stream) as container:
+            begin, end = VideoStream(container, only_stream(container, "video")).span()
     if request_audio:
-        lengths.append(_length(av_decoder.get_audio_duration(), "audio"))
+        with open_container(av_decoder.stream) as container:
+            audio = AudioStream(container, only_stream(container, "audio"))
+            begin, rate = max(begin, audio.begin()), audio.rate
+        end = min(end, _end_of_audio(av_decoder, rate))
     if clip_duration_seconds:
         # The last clip begins before the end of the file, not at it.
-        ranges = uniform_ranges(min(lengths), clip_duration_seconds, num_clips, frame / 2)
+        ranges = uniform_ranges(end - begin, clip_duration_seconds, num_clips, frame / 2)
     else:
-        ranges = nearest_frames(min(lengths), frame, num_clips)
+        ranges = nearest_frames(end - begin, frame, num_clips)
+    ranges = [(begin + first, begin + last) for first, last in ranges]
+    samples = round(clip_duration_seconds * rate)  # in each clip: rounding begin and end might add one
+    firsts = [round(first * rate) for first, _ in ranges]
     return av_decoder.get_clips(
         video_clip_ranges=ranges if request_video else None,
-        audio_clip_ranges=ranges if request_audio else None,
+        audio_clip_ranges=[(first, first + samples) for first in firsts] if request_audio else None,
+        audio_unit="samples",
         video_out_frame_size=video_out_frame_size,
     )
+
+
+def _end_of_audio(av_decoder: AVDecoder, rate: int) -> float:
+    """Return when the audio ends, by decoding the last second: headers may not know it."""
+    for first in ((av_decoder.get_audio_duration() or 0.0) - 1.0, float("-inf")):
+        clips, times = av_decoder.get_audio_clips([(first, float("inf"))])
+        if clips and clips[0].shape[1]:
+            begin, end = times[0]
+            return min(end, begin + int(clips[0].shape[1]) / rate)
+    raise DecodeError("the audio has no samples")
 
 
 def get_single_frames_uniform(
@@ -143,9 +164,3 @@ def nearest_frames(length: float, frame: float, count: int) -> list[Range]:
     middle, little = length / 2, frame / 1000
     begins = [begin + little if begin < middle + little else begin - little for begin in begins]
     return [(begin, begin) for begin in begins]
-
-
-def _length(found: float | None, kind: str) -> float:
-    if found is None:
-        raise DecodeError(f"the file has no {kind}")
-    return found

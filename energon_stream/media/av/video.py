@@ -43,6 +43,10 @@ class VideoStream(MediaStream):
 
     unit = "frames"
 
+    def __init__(self, container: Any, stream: Any) -> None:
+        super().__init__(container, stream)
+        self._is_mov = container.format.name.startswith("mov")
+
     def clip(self, clip_range: Range, unit: VideoUnit, size: FrameSize | None) -> VideoClip | None:
         """Decode a clip, first and last frame included; a time means the frame that is displayed then.
 
@@ -58,12 +62,25 @@ class VideoStream(MediaStream):
             end = float((pts + self._length(frame)) * self._stream.time_base)
             frames.append(_pixels(frame, size))
         if wanted.by_number:
-            self.is_short |= len(frames) < min(wanted.last, self._stream.frames - 1) - wanted.first + 1
+            self.is_short |= len(frames) < min(wanted.last, self._packets.count - 1) - wanted.first + 1
         else:
             self.is_short |= self._packets.is_at_end
         if not frames:
             return None
         return VideoClip(torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2), (begin, end))
+
+    def span(self) -> Range:
+        """Return when the first frame begins and the last one ends, in seconds."""
+        stream = self._stream
+        is_even = stream.average_rate == stream.guessed_rate and not self._packets.hidden
+        length = float((stream.duration or 0) * stream.time_base) if self._is_mov and is_even else 0.0
+        begin = float(self._packets.start * stream.time_base)
+        return begin, begin + (length or self.end_of_last_group() or self.extent()[0])
+
+    @property
+    def frames(self) -> int:
+        """Number of frames, hidden ones too, as far as header and index tell; 0 if they do not."""
+        return self._packets.count
 
     def bytes_of(self, clip_range: Range, unit: VideoUnit, size: int) -> list[ByteRange]:
         """Return the bytes of the file, which has ``size`` of them, that a clip needs."""
@@ -98,14 +115,16 @@ class VideoStream(MediaStream):
             numbers = (int(max(first, 0)), int(min(last, LAST)))
             if self._packets.are_numbered:
                 return _FrameSpan(True, *numbers)
-            if not self._stream.average_rate:
+            rate = self._stream.guessed_rate
+            if not rate:
                 raise DecodeError("frames cannot be counted: the file has no index and no frame rate")
-            first, last = (float(number / self._stream.average_rate) for number in numbers)
-        base = self._stream.time_base
-        return _FrameSpan(False, max(ticks(first, base), self._packets.start), ticks(last, base))
+            begin = float(self._packets.start * self._stream.time_base)
+            first, last = (begin + float(number / rate) for number in numbers)
+        base, start = self._stream.time_base, self._packets.start
+        return _FrameSpan(False, *(max(ticks(time, base), start) for time in (first, last)))
 
     def _numbered(self, wanted: _FrameSpan) -> Iterator[Any]:
-        if wanted.first >= self._stream.frames:
+        if wanted.first >= self._packets.count:
             return
         number, key, packets = self._packets.from_number(wanted.first, wanted.last)
         for frame in self._decoded(packets):
