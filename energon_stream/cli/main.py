@@ -44,6 +44,7 @@ _ALL = _OF_ENERGON | {
     "merge": "Join datasets to a new one.",
     "plan": "Show what the first steps of training read and cost, and how well they shuffle.",
     "prewarm": "Fill a node's cache before training.",
+    "repair": "Write odd or damaged tars anew as a sound dataset.",
     "sample": "Make a small dataset of a large one.",
     "split": "Divide a dataset.",
     "table": "Add, list and remove the tables of views.",
@@ -80,6 +81,7 @@ _GO_ON = {
     "prepare-media": "Run the command again: it begins with the first file.",
     "merge": "Run the command again: it goes on with the next shard.",
     "prewarm": "Run the command again: it keeps what it has fetched and goes on.",
+    "repair": "Run the command again: it goes on after the last complete shard.",
     "sample": "Run the command again: it goes on after the last complete shard.",
     "split": "Run the command again: it goes on after the last complete shard.",
 }

@@ -215,7 +215,7 @@ def parse_ratio(text: str) -> tuple[float, float, float]:
     return train, val, test
 
 
-new_dataset_options = option_group(
+new_split_options = option_group(
     click.option(
         "--split-ratio",
         metavar="TRAIN,VAL,TEST",
@@ -230,6 +230,10 @@ new_dataset_options = option_group(
         callback=lambda ctx, option, value: value or None,
         help="Tars of a split part, by regular expression, glob or braces, instead of a ratio. Repeatable.",
     ),
+)
+
+new_dataset_options = option_group(
+    new_split_options,
     click.option(
         "--sample-type",
         help="Type of the samples, such as CaptioningSample. [default: prepare asks, convert finds one that fits]",

@@ -18,6 +18,7 @@ from energon_stream.index.info_files import INFO_JSON, META_FOLDER
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import Store, StoreSpec
+from energon_stream.urls import is_local, local_path
 from energon_stream.write.convert_part import ConvertJob, ConvertPart, PartDone, convert_part
 from energon_stream.write.convert_plan import ConvertPlan, key_starts, plan_conversion
 from energon_stream.write.finish import finish_dataset
@@ -178,7 +179,16 @@ def convert_dataset(
     target = StoreSpec(os.fspath(url_or_path), storage_options)
     store, signature = target.open(), plan.signature()
     done: list[PartDone] = []
-    is_finished = _begin(store, plan, signature)
+    document = {
+        "source": strip_credentials(plan.source.spec.url),
+        "kind": plan.source.kind,
+        "sections": len(plan.sections),
+        "rows": plan.rows,
+        "columns": None if plan.columns.parts is None else [str(part) for part in plan.columns.parts],
+        "key": plan.columns.key,
+        "signature": signature,
+    }
+    is_finished = begin_conversion(store, plan.source.spec.url, document)
     if not is_finished:
         job = ConvertJob(
             plan.source, plan.columns, target, plan.num_parts, max_size, max_count, signature, local, check
@@ -205,10 +215,11 @@ def convert_dataset(
     return _report(plan, target, store, done)
 
 
-def _begin(store: Store, plan: ConvertPlan, signature: str) -> bool:
-    """Mark the destination as this conversion's; return whether it is complete already.
+def begin_conversion(store: Store, source: str, document: Mapping[str, Any]) -> bool:
+    """Mark a destination as that of a conversion; return whether it is complete already.
 
-    Raises ConfigError if the destination has anything else.
+    The document says what is converted; its ``signature`` changes with that. Raises ConfigError if the
+    destination has anything else, or lies in the source.
     """
     existing = {entry.path for entry in store.list(META_FOLDER)}
     other = None if CONVERSION in existing else next(iter(store.list()), None)
@@ -216,7 +227,7 @@ def _begin(store: Store, plan: ConvertPlan, signature: str) -> bool:
         existing = {entry.path for entry in store.list(META_FOLDER)}
     if CONVERSION in existing:
         known = json.loads(bytes(store.get(CONVERSION).data))
-        if known.get("signature") != signature:
+        if known.get("signature") != document["signature"]:
             raise ConfigError(
                 f"the folder has another conversion, of {known.get('source')}: its source, or the options, are "
                 "not the same",
@@ -224,8 +235,7 @@ def _begin(store: Store, plan: ConvertPlan, signature: str) -> bool:
                 hint="go on with those of before, or convert to a new folder",
             )
         return INFO_JSON in existing
-    source = plan.source.spec.open()
-    if f"{store.url}/".startswith(f"{source.url}/"):
+    if f"{_resolved(store.url)}/".startswith(f"{_resolved(source)}/"):
         raise ConfigError(
             "the new dataset would be in the folder of the source",
             where=store.url,
@@ -237,17 +247,12 @@ def _begin(store: Store, plan: ConvertPlan, signature: str) -> bool:
             where=store.url,
             hint="convert to a new folder, or remove this one",
         )
-    document = {
-        "source": strip_credentials(source.url),
-        "kind": plan.source.kind,
-        "sections": len(plan.sections),
-        "rows": plan.rows,
-        "columns": None if plan.columns.parts is None else [str(part) for part in plan.columns.parts],
-        "key": plan.columns.key,
-        "signature": signature,
-    }
     store.put(CONVERSION, json.dumps(document, indent=2).encode())
     return False
+
+
+def _resolved(url: str) -> str:
+    return os.path.realpath(local_path(url)) if is_local(url) else url.rstrip("/")
 
 
 def _report(plan: ConvertPlan, target: StoreSpec, store: Store, done: Sequence[PartDone]) -> ConvertReport:

@@ -111,7 +111,7 @@ def merge_datasets(
         for name, metadata in zip(names, found, strict=True)
         for entry in metadata.split.exclude
     ]
-    _copy_code(specs[0].open(), store, found[0])
+    copy_code(specs[0].open(), store, found[0])
     copied = [path for _, _, path in tasks]
     options = MetadataOptions(dataset_yaml=found[0].dataset_yaml)
     return publish_shards(store, copied, options, split=parts, exclude=excluded, tmp_path=tmp_path)
@@ -246,7 +246,7 @@ def _write(
         if sum(read_info(out).values()) == total:  # a run before has finished it
             return total
     except ObjectNotFoundError:
-        _copy_code(store, out, metadata)
+        copy_code(store, out, metadata)
     with ShardWriter(target, dataset_yaml=metadata.dataset_yaml, **options) as writer:
         for sample in read_samples(store, islice(_places(store, metadata, wanted), writer.written, None)):
             writer.write(sample)
@@ -362,7 +362,7 @@ def _copy_shard(specs: Sequence[StoreSpec], target: StoreSpec, task: tuple[int, 
         put_shard(out, copy.path, ShardRecord(scan, digests), move=False)
 
 
-def _copy_code(source: Store, target: Store, metadata: DatasetMetadata) -> None:
+def copy_code(source: Store, target: Store, metadata: DatasetMetadata) -> None:
     """Copy the files of code that ``dataset.yaml`` names."""
     for key in _CODE:
         named = (metadata.dataset_yaml or {}).get(key)

@@ -1,0 +1,89 @@
+"""``energon-stream repair``: write odd or damaged tars anew as a sound dataset."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, get_args
+
+import click
+
+from energon_stream.cache.config import parse_size
+from energon_stream.cli.options import (
+    engine_options,
+    flag,
+    json_option,
+    new_split_options,
+    progress_option,
+    show_size,
+    source_storage_option,
+    storage_option,
+    tmp_path_option,
+)
+from energon_stream.cli.terminal import echo, emit
+from energon_stream.progress import Progress
+from energon_stream.tools.repair.repair_dataset import RepairReport, repair_dataset
+from energon_stream.tools.repair.sound_samples import DROPPED, KINDS, DottedKeys, Duplicates
+
+_SHOWN = 3  # names of a kind
+
+
+@click.command()
+@click.argument("source")
+@click.argument("destination")
+@click.option(
+    "--dotted-keys",
+    type=click.Choice(get_args(DottedKeys)),
+    default="auto",
+    help="The dot at which a name is cut in key and part. auto takes the first one, as readers do, unless names "
+    "say that keys have dots.",
+)
+@click.option(
+    "--duplicates",
+    type=click.Choice(get_args(Duplicates)),
+    default="rename",
+    help="What becomes of a sample whose key is taken: another key, or the first or last one is kept.",
+)
+@click.option("--encoding", help="Encoding of names that are not UTF-8. [default: their bytes are escaped]")
+@flag("--frames", help="Make each frame of a picture with several a part of its own.")
+@click.option(
+    "--max-size",
+    default="1GB",
+    callback=lambda ctx, option, value: parse_size(value, "--max-size"),
+    help="Largest size of a shard.",
+)
+@click.option("--max-count", type=click.IntRange(min=1), help="Largest number of samples in a shard.")
+@click.option("--check/--no-check", default=True, help="Read the shards back, and compare.")
+@flag("--dry-run", help="Report what would be changed; write nothing.")
+@json_option
+@engine_options(
+    "--num-workers", "Processes of this machine; 0 for none but this. [default: one a CPU]", least=0
+)
+@new_split_options
+@tmp_path_option
+@source_storage_option
+@storage_option
+@progress_option
+def repair(source: str, destination: str, progress: bool | None, **options: Any) -> None:
+    """Write the whole samples of odd tars to DESTINATION, ready for training, and report what was changed.
+
+    SOURCE is a folder with tars, or a path of tars; it is only read. Tars may be cut off, joined, compressed,
+    damaged or unsorted, and have links, files of operating systems and names that are not UTF-8. The report
+    is in .nv-meta/repair.json, too. A run that was stopped goes on when the command is run again.
+    """
+    with Progress(unit="step", enabled=progress) as shown:
+        report = repair_dataset(source, destination, progress=shown.reach, **options)
+    emit(asdict(report), lambda: _show(report))
+
+
+def _show(report: RepairReport) -> None:
+    written = f"{report.shards} shards, {show_size(report.size)}" if report.shards else "nothing written yet"
+    echo(f"Samples: {report.samples} of {len(report.tars)} tars, {report.dropped} dropped ({written})")
+    for kind, text in KINDS.items():
+        if kind in report.changes:
+            found = [f"{tar.path}: {name}" for tar in report.tars for name in tar.names.get(kind, ())]
+            shown = found if kind in ("unreadable_tar", *DROPPED) else found[:_SHOWN]
+            echo(f"{report.changes[kind]:>9} {text}")
+            for name in shown[:100]:
+                echo(f"          {name}")
+    for note in report.notes:
+        echo(f"Note: {note}")

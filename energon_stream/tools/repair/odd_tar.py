@@ -1,0 +1,358 @@
+"""Reads tars however odd: compressed, cut off, joined, damaged. It says what is odd, and loses nothing else.
+
+``tarfile`` reads the headers. What it skips without a word is found here: damage, and what follows it.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import importlib
+import io
+import lzma
+import mmap
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import IO, Any, Literal, NamedTuple, cast
+
+from energon_stream.errors import EnergonStreamError, MissingPackageError, SourceError
+from energon_stream.limits import Limits
+from energon_stream.storage.local import named_errors
+from energon_stream.tar.format import TAR_RECORD
+
+_PIECE = 1 << 20
+_MOST_HEADER = 4 << 20  # bytes that the headers of one member may have; more means damage
+_MOST_LAYERS = 3  # compressions of a compressed file
+_MAPPED = 64 << 20  # a larger payload is mapped, not read
+_MAGIC, _MAGIC_PLACE = b"ustar", 257
+
+MemberKind = Literal["file", "symlink", "hardlink", "continued", "special"]
+"""``continued`` is the rest of a file that began in another volume."""
+
+
+class Member(NamedTuple):
+    """A member of a tar, folders excepted."""
+
+    name: str  # as stored; bytes that are not UTF-8 are surrogates
+    start: int  # first byte of the payload
+    size: int
+    kind: MemberKind
+    link: str = ""  # name of the target
+    sparse: tarfile.TarInfo | None = None  # for a file with holes, which the tar leaves out
+
+
+@dataclass(slots=True)
+class OddTar:
+    """What is in a tar, and what is odd about it."""
+
+    members: list[Member] = field(default_factory=list)
+    cut: set[int] = field(default_factory=set)  # numbers of members whose payload is not whole
+    # Numbers of members beside damage, or at an end without a mark: parts of their samples may be lost.
+    beside_gaps: set[int] = field(default_factory=set)
+    oddities: list[tuple[str, str]] = field(default_factory=list)  # kind and text
+    problem: str = ""  # why there is no member
+
+
+class _HeaderFile:
+    """A file from which ``tarfile`` reads the headers of one member: never without end, nor all of it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._left = file, 0
+
+    def begin(self, position: int) -> None:
+        self._file.seek(position)
+        self._left = _MOST_HEADER
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size) if 0 <= size <= self._left else b""
+        self._left -= size
+        if len(data) < size:
+            raise tarfile.HeaderError("the headers end early, or are too long")
+        return data
+
+    def seek(self, position: int) -> int:
+        return self._file.seek(position)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _open_tarfile(file: object) -> tarfile.TarFile:
+    archive = tarfile.TarFile(
+        fileobj=io.BytesIO(bytes(2 * TAR_RECORD)), encoding="utf-8", errors="surrogateescape"
+    )
+    archive.fileobj = cast("Any", file)
+    return archive
+
+
+def read_members(file: IO[bytes]) -> OddTar:
+    """Read the headers of a tar from its begin to its end, over end marks and damage."""
+    size = file.seek(0, io.SEEK_END)
+    headers = _HeaderFile(file)
+    archive = _open_tarfile(headers)
+    found, members = OddTar(), list[Member]()
+    found.members = members
+    position, passed = 0, 0  # there is no header before ``passed`` that was not seen
+    has_ended = after_gap = False
+    while position < size:
+        file.seek(position)
+        if not file.read(TAR_RECORD).strip(b"\0"):
+            position, has_ended = _skip_zeros(file, position), True
+            continue
+        headers.begin(position)
+        info = _read_header(archive, position)
+        last = members[-1] if members else None
+        if info is None:
+            # If the last member was cut off, what follows is within its payload.
+            start = position if last is None or has_ended or _holds_tar(file, last) else last.start
+            following = _find_header(file, max(start, passed))
+            if last is not None and following is not None and following < position:
+                if following < last.start + last.size:
+                    _note_cut(found)
+                found.beside_gaps.add(len(members) - 1)
+                position, after_gap = following, True
+                continue
+            following, passed = _find_header(file, position + 1), position + 1
+            if has_ended and members and following is None:
+                found.oddities.append(("trailing_data", f"from byte {position}"))
+                break
+            stop = size if following is None else following
+            found.beside_gaps.update([len(members) - 1] if members else [])
+            if stop - position >= TAR_RECORD or following is not None:
+                found.oddities.append(("damaged", f"bytes {position} to {stop}"))
+            position, after_gap, has_ended = stop, True, False
+            continue
+        if has_ended and members:
+            found.oddities.append(("joined", f"at byte {position}"))
+        has_ended, position = False, archive.offset
+        if info.isdir():
+            continue
+        found.beside_gaps.update([len(members)] if after_gap else [])
+        after_gap = False
+        members.append(_member(info))
+        end = position - TAR_RECORD + 1 if info.issparse() else info.offset_data + info.size
+        if members[-1].kind == "file" and end > size:
+            _note_cut(found)
+            following = None if _holds_tar(file, members[-1]) else _find_header(file, info.offset_data)
+            position = size if following is None else following
+    if not has_ended and members:
+        found.beside_gaps.add(len(members) - 1)
+        found.oddities.append(("no_end_mark", f"at byte {size}"))
+    if not members:
+        found.oddities, found.problem = [], _describe(file, size)
+    return found
+
+
+def _note_cut(found: OddTar) -> None:
+    number = len(found.members) - 1
+    found.cut.add(number)
+    found.oddities.append(("cut_off_member", found.members[number].name))
+
+
+def _read_header(archive: tarfile.TarFile, position: int) -> tarfile.TarInfo | None:
+    """Return the member at a position, and set ``archive.offset`` to its end; None for damage."""
+    try:
+        info = tarfile.TarInfo.fromtarfile(archive)
+    except (OSError, MemoryError):
+        raise
+    except Exception:  # of any kind, because numbers and texts of bad headers are not checked
+        return None
+    return info if info.size >= 0 and archive.offset > position else None
+
+
+def _member(info: tarfile.TarInfo) -> Member:
+    tests: tuple[tuple[bool, MemberKind], ...] = (
+        (info.isreg(), "file"),
+        (info.issym(), "symlink"),
+        (info.islnk(), "hardlink"),
+        (info.type == b"M", "continued"),
+    )
+    kind: MemberKind = next((kind for is_kind, kind in tests if is_kind), "special")
+    sparse = info if info.issparse() else None
+    return Member(info.name, info.offset_data, info.size, kind, info.linkname, sparse)
+
+
+def _skip_zeros(file: IO[bytes], position: int) -> int:
+    """Return the first tar record from a position that is not all zeros, or the end."""
+    file.seek(position)
+    while piece := file.read(_PIECE):
+        rest = piece.lstrip(b"\0")
+        if rest:
+            return position + (len(piece) - len(rest)) // TAR_RECORD * TAR_RECORD
+        position += len(piece)
+    return position
+
+
+def _is_header(file: IO[bytes], position: int) -> bool:
+    file.seek(position)
+    with suppress(tarfile.HeaderError, ValueError, OverflowError):
+        tarfile.TarInfo.frombuf(file.read(TAR_RECORD), "utf-8", "surrogateescape")
+        return True
+    return False
+
+
+def _find_header(file: IO[bytes], position: int) -> int | None:
+    """Return the first header from a position that has a magic number and the right checksum."""
+    while True:
+        file.seek(position)
+        piece = file.read(_PIECE)
+        at = piece.find(_MAGIC, _MAGIC_PLACE)
+        while at >= 0:
+            if _is_header(file, position + at - _MAGIC_PLACE):
+                return position + at - _MAGIC_PLACE
+            at = piece.find(_MAGIC, at + 1)
+        if len(piece) < _PIECE:
+            return None
+        position += _PIECE - _MAGIC_PLACE - len(_MAGIC) + 1
+
+
+def _holds_tar(file: IO[bytes], member: Member) -> bool:
+    """Return True if a member is a tar itself, whose members are not those of this one."""
+    return member.name.endswith(".tar") or _is_header(file, member.start)
+
+
+def payload(file: IO[bytes], member: Member) -> bytes | memoryview:
+    """Return the payload of a member. Raises SourceError if it is not there."""
+    data: bytes | memoryview
+    if member.sparse is not None:
+        expanded = _open_tarfile(file).extractfile(member.sparse)
+        data = b"" if expanded is None else expanded.read()
+    elif member.size < _MAPPED:
+        file.seek(member.start)
+        data = file.read(member.size)
+    else:
+        begin = member.start % mmap.ALLOCATIONGRANULARITY
+        length = begin + member.size
+        access = mmap.ACCESS_READ
+        data = memoryview(mmap.mmap(file.fileno(), length, access=access, offset=member.start - begin))
+        data = data[begin:]
+    if len(data) != member.size:
+        raise SourceError(f"the member {member.name!r:.80} is shorter than when it was found")
+    return data
+
+
+def is_too_large(member: Member) -> bool:
+    """Return True for a file whose holes would take more memory than a part may have unpacked."""
+    return member.sparse is not None and member.size > Limits.from_environment().part_bytes
+
+
+# --- compressed tars ----------------------------------------------------------------------------------------
+
+
+def _open_zstd(file: IO[bytes]) -> Any:
+    with suppress(ImportError):
+        return importlib.import_module("compression.zstd").ZstdFile(file)
+    with suppress(ImportError):
+        decompressor = importlib.import_module("zstandard").ZstdDecompressor()
+        return decompressor.stream_reader(file, read_across_frames=True)
+    return _open_with_arrow(file, "zstd", "zstandard")
+
+
+def _open_lz4(file: IO[bytes]) -> Any:
+    with suppress(ImportError):
+        return importlib.import_module("lz4.frame").LZ4FrameFile(file)
+    return _open_with_arrow(file, "lz4", "lz4")
+
+
+def _open_with_arrow(file: IO[bytes], name: str, package: str) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        problem = f"a tar is compressed with {name}, which no installed package can read"
+        raise MissingPackageError(problem, hint=f"run `pip install {package}`") from None
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(file), name)
+
+
+_CODECS: tuple[tuple[bytes, str, Callable[[IO[bytes]], Any]], ...] = (
+    (b"\x1f\x8b", "gzip", lambda file: gzip.GzipFile(fileobj=file)),
+    (b"BZh", "bzip2", bz2.BZ2File),
+    (b"\xfd7zXZ\0", "xz", lzma.LZMAFile),
+    (b"\x28\xb5\x2f\xfd", "zstd", _open_zstd),
+    (b"\x04\x22\x4d\x18", "lz4", _open_lz4),
+)
+_BAD_DATA = (zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+_ZIP = b"PK\3\4"
+_OTHERS = (
+    (b"version https://git-lfs", "it is a pointer of Git LFS: fetch the file with `git lfs pull`"),
+    (b"<", "it is a page of HTML or XML, such as the error of a web server"),
+    (b"7z\xbc\xaf", "it is an archive of 7-Zip"),
+    (b"Rar!", "it is an archive of RAR"),
+    (_ZIP, "it is a damaged zip archive"),
+)
+
+
+@contextmanager
+def unpacked(path: str, tmp_path: str | None) -> Iterator[tuple[IO[bytes], list[tuple[str, str]]]]:
+    """Open a local tar, which may be compressed; yields a file of plain bytes, and what was unpacked.
+
+    Compressed bytes are unpacked to a temporary file. Where they are damaged, the file ends.
+    """
+    oddities: list[tuple[str, str]] = []
+    folder = tmp_path or tempfile.gettempdir()
+    with ExitStack() as stack:
+        with named_errors(path):
+            file: IO[bytes] = stack.enter_context(open(path, "rb"))
+        for _ in range(_MOST_LAYERS):
+            if _is_header(file, 0):
+                break
+            file.seek(0)
+            head = file.read(8)
+            codec = next((codec for codec in _CODECS if head.startswith(codec[0])), None)
+            if codec is None and not (head.startswith(_ZIP) and zipfile.is_zipfile(file)):
+                break
+            file.seek(0)
+            plain = stack.enter_context(tempfile.TemporaryFile(prefix="energon-tar-", dir=folder))
+            oddities.append(("unpacked", "zip" if codec is None else codec[1]))
+            try:
+                pieces = _zip_as_tar(file) if codec is None else iter(_reader(codec[2](file)), b"")
+                for piece in pieces:
+                    with named_errors(folder):
+                        plain.write(piece)
+            except EnergonStreamError:
+                raise
+            except (EOFError, OSError, RuntimeError, ValueError, *_BAD_DATA) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
+                oddities.append(("damaged_compression", str(error) or type(error).__name__))
+            with named_errors(folder):
+                plain.flush()
+            file = plain
+        yield file, oddities
+
+
+def _reader(file: Any) -> Callable[[], bytes]:
+    """Return a function that returns the next bytes, and loses none before an error."""
+    read = getattr(file, "read1", file.read)
+    return lambda: read(_PIECE)
+
+
+def _zip_as_tar(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the files of a zip archive as a tar."""
+    with zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            if not entry.is_dir():
+                info = tarfile.TarInfo(entry.filename)
+                info.size = entry.file_size
+                yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+                with archive.open(entry) as content:
+                    yield from iter(_reader(content), b"")
+                yield bytes(-entry.file_size % TAR_RECORD)
+    yield bytes(2 * TAR_RECORD)
+
+
+def _describe(file: IO[bytes], size: int) -> str:
+    """Return why a file has no members."""
+    file.seek(0)
+    head = file.read(512)
+    if not head:
+        return "it has 0 bytes"
+    if not head.strip(b"\0") and _skip_zeros(file, 0) >= size:
+        return "it is an empty tar: zeros only"
+    start = head.lstrip().lower()
+    texts = (text for magic, text in _OTHERS if head.startswith(magic) or start.startswith(magic))
+    return next(texts, "it has no tar header")

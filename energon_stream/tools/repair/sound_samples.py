@@ -1,0 +1,398 @@
+"""Makes sound samples of the members of an odd tar: names, keys, links, duplicates. It reads no bytes."""
+
+from __future__ import annotations
+
+import codecs
+import posixpath
+import re
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, groupby
+from typing import Literal, NamedTuple, get_args
+
+from energon_stream.errors import ConfigError, DuplicateKeyError
+from energon_stream.tar.format import split_name
+from energon_stream.tools.repair.odd_tar import Member, OddTar, is_too_large
+
+DottedKeys = Literal["auto", "first", "last"]
+Duplicates = Literal["rename", "first", "last", "error"]
+
+KINDS = {
+    "unpacked": "tars were compressed",
+    "damaged_compression": "tars have damaged compressed data; what comes before it was read",
+    "no_end_mark": "tars have no end mark",
+    "joined": "tars were joined to others",
+    "trailing_data": "tars have other data after their end",
+    "damaged": "places of tars are damaged, and were passed over",
+    "cut_off_member": "members were cut off",
+    "link": "links became copies of their targets",
+    "sparse": "files with holes were filled with zeros",
+    "decoded_name": "names were decoded",
+    "escaped_name": "names were escaped",
+    "lower_case": "parts got a name in lower case",
+    "dotted_key": "keys had dots",
+    "regrouped": "samples had parts in several places",
+    "duplicate_part": "parts were there twice; the last one counts, or the first with that rule",
+    "renamed": "samples got another key, because theirs was taken",
+    "frames": "pictures became a part a frame",
+    "system_file": "files of operating systems were left out",
+    "no_part": "members that are no parts were left out: hidden, without extension, or of metadata",
+    "special": "devices, pipes and labels were left out",
+    "dangling_link": "links lead to no member",
+    "unreadable_tar": "tars cannot be read",
+    "cut_off": "samples were dropped: a part is cut off",
+    "incomplete": "samples were dropped: they lost a part",
+    "too_large": "samples were dropped: a file with holes is larger than the limit part_bytes",
+    "duplicate_sample": "samples were dropped: they are there twice",
+    "excluded": "samples were dropped: split.yaml excludes them",
+}  # fmt: skip
+"""What may be reported, in words that follow a number."""
+DROPPED = ("cut_off", "incomplete", "too_large", "duplicate_sample", "excluded")
+MOST_NAMES = 100  # of each kind, in the report of a tar
+
+_SYSTEM_FOLDERS = re.compile(r"(?:^|/)(?:__MACOSX|@eaDir|PaxHeaders(?:\.\d+)?)/")
+_SYSTEM_FILES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
+_MOST_LINKS = 40  # in a chain
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRules:
+    """The choices that odd tars leave open; see :func:`repair_dataset`."""
+
+    dotted_keys: DottedKeys = "auto"
+    duplicates: Duplicates = "rename"
+    encoding: str | None = None
+    frames: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("dotted_keys", DottedKeys), ("duplicates", Duplicates)):
+            if getattr(self, name) not in get_args(known):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r:.80}", hint=f"use {', '.join(get_args(known))}"
+                )
+        try:
+            codecs.lookup(self.encoding or "utf-8")
+        except LookupError as error:
+            raise ConfigError(f"{error}", hint="use a name such as latin-1, cp932 or gbk") from error
+
+
+@dataclass(slots=True)
+class Changes:
+    """What was changed: exact counts by kind, and the first names of each."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, name: str) -> None:
+        """Count a change of a kind."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        names = self.names.setdefault(kind, [])
+        if len(names) < MOST_NAMES:
+            names.append(_escape(name))
+
+
+class FoundSample(NamedTuple):
+    """A whole sample."""
+
+    key: str
+    parts: dict[str, Member]
+
+
+class _Part(NamedTuple):
+    """A member that is a part, or was one."""
+
+    number: int  # of the member
+    key: str
+    name: str
+    member: Member | None  # None if it is lost
+    problem: str = ""  # a kind of ``DROPPED``: it is there, but not whole
+
+
+_Copy = dict[str, _Part]  # a sample, of several with one key
+
+
+def find_samples(
+    tar: OddTar, rules: RepairRules, changes: Changes, is_equal: Callable[[Member, Member], bool]
+) -> list[FoundSample]:
+    """Return the whole samples of a tar, in the order of their first parts, with keys that are unique in it.
+
+    ``rules.dotted_keys`` has been decided. ``is_equal`` compares the bytes of two members. Raises
+    DuplicateKeyError if a key is there twice and the rules do not allow it.
+    """
+    changes_of_tar(tar, changes)
+    blocks: dict[str, list[list[_Part]]] = {}
+    for key, block in groupby(_parts(tar, rules, changes), key=lambda part: part.key):
+        blocks.setdefault(key, []).append(list(block))
+    copies = [
+        copy for of_key in blocks.values() for copy in _copies(of_key, rules.duplicates, changes, is_equal)
+    ]
+    copies.sort(key=lambda copy: min(part.number for part in copy.values()))
+    samples, used, keys = list[FoundSample](), set[str](), set(blocks)
+    for copy in _whole(copies, tar, changes):
+        key = _key(copy)
+        if key in used:
+            new = next(new for number in count(1) if (new := f"{key}~{number}") not in keys)
+            changes.add("renamed", f"{key} → {new}")
+            keys.add(new)
+            key = new
+        used.add(key)
+        samples.append(FoundSample(key, _lowered(key, copy, changes)))
+    return samples
+
+
+def _key(copy: _Copy) -> str:
+    return next(iter(copy.values())).key
+
+
+def changes_of_tar(tar: OddTar, changes: Changes) -> None:
+    """Count what is odd about a tar as a whole."""
+    for kind, text in tar.oddities:
+        changes.add(kind, text)
+    if tar.problem:
+        changes.add("unreadable_tar", tar.problem)
+
+
+# --- names --------------------------------------------------------------------------------------------------
+
+
+def has_dotted_keys(members: Iterable[Member]) -> bool:
+    """Return whether the keys of some members seem to have dots, as in ``22.05.png`` and ``22.10.png``.
+
+    That is so if the first pieces after the dot are numbers that do not count from 0 or 1 within a sample, or
+    if all extensions are of one sample each, and samples by the last dot have the same parts.
+    """
+    pieces: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
+    shapes: dict[str, set[str]] = {}
+    for member in members:
+        found = split_name(member.name)
+        if found is None or "." not in found[1] or _is_system(member.name):
+            continue
+        key, part = found
+        pieces.setdefault(key, set()).add(part.partition(".")[0])
+        names.setdefault(part, set()).add(key)
+        shapes.setdefault(f"{key}.{part.rpartition('.')[0]}", set()).add(part.rpartition(".")[2].lower())
+    numbers = [
+        sorted(map(int, found))
+        for found in pieces.values()
+        if all(piece.isascii() and piece.isdecimal() for piece in found)
+    ]
+    uncounted = sum(found[0] > 1 or found != [*range(found[0], found[-1] + 1)] for found in numbers)
+    is_once = all(len(keys) == 1 for keys in names.values())
+    is_regular = len(shapes) > 2 and len({frozenset(shape) for shape in shapes.values()}) == 1
+    return uncounted > len(numbers) / 2 or (is_once and is_regular)
+
+
+def _parts(tar: OddTar, rules: RepairRules, changes: Changes) -> Iterator[_Part]:
+    """Yield the members that are parts, in order, with names that can be written."""
+    find_target = _Links(tar.members).target
+    keys: set[str] = set()
+    for number, member in enumerate(tar.members):
+        name = _decoded(member.name, rules.encoding, changes)
+        found = split_name(name)
+        if _is_system(name):
+            changes.add("system_file", name)
+        elif member.kind == "special":
+            changes.add("special", name)
+        elif found is None or not found[1] or posixpath.basename(name).startswith("."):
+            changes.add("no_part", name)
+        else:
+            if rules.dotted_keys == "last":
+                found = (name[: name.rindex(".")], name[name.rindex(".") + 1 :])
+            key, part = _escaped_key(found[0]), _escape(found[1])
+            part = f"%5f{part[1:]}" if part.startswith("__") else part
+            if "." in posixpath.basename(found[0]):
+                if key not in keys:
+                    changes.add("dotted_key", key)
+                    keys.add(key)
+            elif (key, part) != found:
+                changes.add("escaped_name", name)
+            target = find_target(number)
+            if target is None:
+                changes.add("dangling_link", name)
+                yield _Part(number, key, part, None)
+                continue
+            if target != number:
+                changes.add("link", name)
+            whole = tar.members[target]
+            if whole.sparse is not None:
+                changes.add("sparse", name)
+            problem = "cut_off" if target in tar.cut else "too_large" if is_too_large(whole) else ""
+            yield _Part(number, key, part, whole, problem)
+
+
+def _is_system(name: str) -> bool:
+    base = posixpath.basename(name)
+    return base.startswith("._") or base in _SYSTEM_FILES or _SYSTEM_FOLDERS.search(name) is not None
+
+
+def _decoded(name: str, encoding: str | None, changes: Changes) -> str:
+    if encoding is None or not _SURROGATE.search(name):
+        return name
+    try:
+        decoded = name.encode("utf-8", "surrogateescape").decode(encoding)
+    except UnicodeDecodeError:
+        return name
+    changes.add("decoded_name", decoded)
+    return decoded
+
+
+def _escaped_key(key: str) -> str:
+    """Return a key that can be written: below a folder, without a dot in its last component."""
+    *folders, last = key.lstrip("/").split("/")
+    if "." not in last and ".." not in folders and not _UNWRITABLE.search(key):
+        return key.lstrip("/")
+    folders = ["%2e%2e" if folder == ".." else _escape(folder, "%") for folder in folders]
+    return "/".join([*folders, _escape(last, "%.")])
+
+
+def _escape(text: str, more: str = "") -> str:
+    """Return a text with %XX for bytes that are not UTF-8, zeros, and some other characters."""
+
+    def escaped(found: re.Match[str]) -> str:
+        return "".join(f"%{byte:02x}" for byte in found[0].encode("utf-8", "surrogateescape"))
+
+    return re.sub(f"[\0\ud800-\udfff{re.escape(more)}]", escaped, text)
+
+
+def _lowered(key: str, copy: _Copy, changes: Changes) -> dict[str, Member]:
+    """Return the members of a sample by part, in lower case. If two are equal then, one gets a number."""
+    parts: dict[str, Member] = {}
+    for name in sorted(copy, key=lambda name: name != name.lower()):
+        member, low = copy[name].member, name.lower()
+        if member is not None:
+            new = next(new for n in count(1) if (new := low if n == 1 else f"{n}.{low}") not in parts)
+            parts[new] = member
+            if new != name:
+                changes.add("lower_case", f"{key}.{name}")
+    return parts
+
+
+# --- links --------------------------------------------------------------------------------------------------
+
+
+class _Links:
+    """Finds the files that links lead to."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members, self._numbers = members, dict[str, list[int]]()
+        if any(member.kind in ("symlink", "hardlink") for member in members):
+            for number, member in enumerate(members):
+                self._numbers.setdefault(_normal(member.name), []).append(number)
+
+    def target(self, number: int) -> int | None:
+        """Return the number of the file that a member is, or leads to; None if there is none."""
+        for _ in range(_MOST_LINKS):
+            member = self._members[number]
+            if member.kind == "file":
+                return number
+            if member.kind == "symlink":
+                named = _normal(posixpath.join(posixpath.dirname(member.name), member.link))
+                places = [place for place in self._numbers.get(named, []) if place != number]
+                following = places[-1] if places else None
+            elif member.kind == "hardlink":
+                places = [place for place in self._numbers.get(_normal(member.link), []) if place != number]
+                before = places[: bisect(places, number)]
+                following = before[-1] if before else places[0] if places else None
+            else:
+                return None
+            if following is None:
+                return None
+            number = following
+        return None
+
+
+def _normal(name: str) -> str:
+    return posixpath.normpath(name).lstrip("/")
+
+
+# --- samples with one key, and what is whole ----------------------------------------------------------------
+
+
+def _copies(
+    blocks: list[list[_Part]], rule: Duplicates, changes: Changes, is_equal: Callable[[Member, Member], bool]
+) -> list[_Copy]:
+    """Return the samples that have a key, given its blocks of adjacent parts.
+
+    Blocks with other parts are joined to one sample. Some parts again replace those of before, as ``tar -r``
+    means them. A whole sample again is another one, unless its bytes are the same.
+    """
+    copies: list[_Copy] = []
+    regrouped: set[int] = set()
+    for unit in _units(blocks):
+        home = next((n for n, copy in enumerate(copies) if not copy.keys() & unit.keys()), None)
+        if home is not None:
+            copies[home].update(unit)
+            regrouped.add(home)
+            continue
+        key, names = _key(unit), ", ".join(unit)
+        if copies and rule == "error":
+            raise DuplicateKeyError(
+                f"the sample {key!r:.80} has the parts {names:.80} twice",
+                hint="take duplicates='rename', 'first' or 'last'",
+            )
+        older = next((copy for copy in reversed(copies) if unit.keys() < copy.keys()), None)
+        if older is not None:
+            for name in unit:
+                changes.add("duplicate_part", f"{key}.{name}")
+            older.update(unit if rule != "first" else {})
+        elif any(_is_same(copy, unit, is_equal) for copy in copies):
+            changes.add("duplicate_sample", key)
+        else:
+            copies.append(unit)
+    for number in regrouped:
+        changes.add("regrouped", _key(copies[number]))
+    if rule in ("first", "last"):
+        for copy in copies[1:]:
+            changes.add("duplicate_sample", _key(copy))
+        return copies[:1] if rule == "first" else copies[-1:]
+    return copies
+
+
+def _units(blocks: list[list[_Part]]) -> Iterator[_Copy]:
+    """Yield the parts of each block; those that it has again are units of their own."""
+    for block in blocks:
+        units: list[_Copy] = []
+        for part in block:
+            unit = next((unit for unit in units if part.name not in unit), None)
+            if unit is None:
+                units.append(unit := {})
+            unit[part.name] = part
+        yield from units
+
+
+def _is_same(one: _Copy, other: _Copy, is_equal: Callable[[Member, Member], bool]) -> bool:
+    if one.keys() != other.keys():
+        return False
+    pairs = ((one[name], other[name]) for name in one)
+    return all(
+        a.member is not None and b.member is not None and not b.problem and is_equal(a.member, b.member)
+        for a, b in pairs
+    )
+
+
+def _whole(copies: list[_Copy], tar: OddTar, changes: Changes) -> list[_Copy]:
+    """Return the samples that are whole.
+
+    A sample that may have lost a part (by a link to nowhere, by damage, at a cut) is whole if others have the
+    same parts, or if none has all of its parts and more.
+    """
+    problems = [next((part.problem for part in copy.values() if part.problem), "") for copy in copies]
+    shapes = [frozenset(n.lower() for n, part in copy.items() if part.member is not None) for copy in copies]
+    gaps = [
+        any(part.member is None or part.number in tar.beside_gaps for part in copy.values())
+        for copy in copies
+    ]
+    found = zip(shapes, gaps, problems, strict=True)
+    sound = {shape for shape, has_gap, problem in found if not has_gap and not problem}
+    for number, shape in enumerate(shapes):
+        if not problems[number] and gaps[number] and shape not in sound:
+            is_part = not shape or any(shape < other for other in sound)
+            problems[number] = "incomplete" if is_part else ""
+    for copy, problem in zip(copies, problems, strict=True):
+        if problem:
+            changes.add(problem, _key(copy))
+    return [copy for copy, problem in zip(copies, problems, strict=True) if not problem]
