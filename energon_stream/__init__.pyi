@@ -167,11 +167,8 @@ from .prepare.add_tables import (
     list_tables as list_tables,
     remove_table as remove_table,
 )
-from .tools.repair.repair_dataset import (
-    RepairReport as RepairReport,
-    TarReport as TarReport,
-    repair_dataset as repair_dataset,
-)
+from .tools.repair.repair_dataset import RepairReport as RepairReport, repair_dataset as repair_dataset
+from .tools.repair.repair_plan import TarReport as TarReport
 from .tools.curation.map_shards import map_shards as map_shards
 from .tools.curation.diff import diff_datasets as diff_datasets
 from .write.convert import ConvertReport as ConvertReport, convert_dataset as convert_dataset

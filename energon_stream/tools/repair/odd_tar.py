@@ -250,21 +250,15 @@ def _open_zstd(file: IO[bytes]) -> Any:
     with suppress(ImportError):
         decompressor = importlib.import_module("zstandard").ZstdDecompressor()
         return decompressor.stream_reader(file, read_across_frames=True)
-    return _open_with_arrow(file, "zstd", "zstandard")
+    return _open_with_arrow(file, "zstd")
 
 
-def _open_lz4(file: IO[bytes]) -> Any:
-    with suppress(ImportError):
-        return importlib.import_module("lz4.frame").LZ4FrameFile(file)
-    return _open_with_arrow(file, "lz4", "lz4")
-
-
-def _open_with_arrow(file: IO[bytes], name: str, package: str) -> Any:
+def _open_with_arrow(file: IO[bytes], name: str) -> Any:
     try:
         import pyarrow
     except ImportError:
         problem = f"a tar is compressed with {name}, which no installed package can read"
-        raise MissingPackageError(problem, hint=f"run `pip install {package}`") from None
+        raise MissingPackageError(problem, hint="run `pip install pyarrow`") from None
     return pyarrow.CompressedInputStream(pyarrow.PythonFile(file), name)
 
 
@@ -273,7 +267,7 @@ _CODECS: tuple[tuple[bytes, str, Callable[[IO[bytes]], Any]], ...] = (
     (b"BZh", "bzip2", bz2.BZ2File),
     (b"\xfd7zXZ\0", "xz", lzma.LZMAFile),
     (b"\x28\xb5\x2f\xfd", "zstd", _open_zstd),
-    (b"\x04\x22\x4d\x18", "lz4", _open_lz4),
+    (b"\x04\x22\x4d\x18", "lz4", lambda file: _open_with_arrow(file, "lz4")),
 )
 _BAD_DATA = (zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 _ZIP = b"PK\3\4"
