@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 SPLIT_PARTS = ("train", "val", "test")  # usual names
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
-_DECOMPRESS = "decompress the tars: samples are read by byte range, which compression prevents"
+_DECOMPRESS = "decompress the tars, as `energon-stream repair` does: samples are read by byte range"
 _DIGITS = re.compile(r"([0-9]+)")
 
 

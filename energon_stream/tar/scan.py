@@ -26,7 +26,7 @@ _MAX_GAP = 32  # a larger payload is jumped over: one more request costs no more
 _GROWTH = 4
 _TAIL_PIECE = 1 << 20
 _LONGEST_END = 11 << 10  # bytes: writers fill archives up with zeros, to a multiple of 10 KiB
-_OTHER_KINDS = {  # what is often named .tar, by first bytes
+OTHER_KINDS = {  # what is often named .tar, by first bytes
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
     b"\xfd7zXZ": "xz",
@@ -187,7 +187,7 @@ def _has_end(read: Read, end: int, size: int) -> bool:
 def _explain(what: str, read: Read) -> tuple[str, str]:
     """Return what is wrong with a tar, and advice, given the error."""
     beginning = bytes(read(0, TAR_RECORD)) if f"{what}:".partition(" at byte 0:")[1] else b""
-    kind = next((kind for mark, kind in _OTHER_KINDS.items() if beginning.startswith(mark)), None)
+    kind = next((kind for mark, kind in OTHER_KINDS.items() if beginning.startswith(mark)), None)
     if kind is None:
         return what, _REPAIR
     if kind in _NO_ARCHIVES:

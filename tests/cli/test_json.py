@@ -82,6 +82,7 @@ CALLS = [
     ("split data a=one b=two --keys a=keys --rest b", 0, {"samples": {"a": 1, "b": 5}}),
     ("sample data small --count 2", 0, {"samples": 2}),
     ("convert tars converted --from folder --num-workers 0", 0, {"equal": True}),
+    ("repair tars repaired --num-workers 0", 0, {"dropped": 0}),
     ("preview data --count 2", 0, {"failures": []}),
     (f"explain data --steps 0:1 {TRAINING}", 0, {}),
     (f"simulate data {TRAINING}", 0, {}),

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal, NamedTuple, cast
@@ -24,6 +24,7 @@ from energon_stream.errors import EnergonStreamError, MissingPackageError, Sourc
 from energon_stream.limits import Limits
 from energon_stream.storage.local import named_errors
 from energon_stream.tar.format import TAR_RECORD
+from energon_stream.tar.scan import OTHER_KINDS
 
 _PIECE = 1 << 20
 _MOST_HEADER = 4 << 20  # bytes that the headers of one member may have; more means damage
@@ -48,7 +49,7 @@ class Member(NamedTuple):
 
 @dataclass(slots=True)
 class OddTar:
-    """What is in a tar, and what is odd about it."""
+    """The members of a tar, and what is odd about it."""
 
     members: list[Member] = field(default_factory=list)
     cut: set[int] = field(default_factory=set)  # numbers of members whose payload is not whole
@@ -262,22 +263,23 @@ def _open_with_arrow(file: IO[bytes], name: str) -> Any:
     return pyarrow.CompressedInputStream(pyarrow.PythonFile(file), name)
 
 
-_CODECS: tuple[tuple[bytes, str, Callable[[IO[bytes]], Any]], ...] = (
-    (b"\x1f\x8b", "gzip", lambda file: gzip.GzipFile(fileobj=file)),
-    (b"BZh", "bzip2", bz2.BZ2File),
-    (b"\xfd7zXZ\0", "xz", lzma.LZMAFile),
-    (b"\x28\xb5\x2f\xfd", "zstd", _open_zstd),
-    (b"\x04\x22\x4d\x18", "lz4", lambda file: _open_with_arrow(file, "lz4")),
-)
+_OPEN: Mapping[str, Callable[[IO[bytes]], Any]] = {
+    "gzip": lambda file: gzip.GzipFile(fileobj=file),
+    "bzip2": bz2.BZ2File,
+    "xz": lzma.LZMAFile,
+    "Zstandard": _open_zstd,
+    "LZ4": lambda file: _open_with_arrow(file, "lz4"),
+}
 _BAD_DATA = (zlib.error, lzma.LZMAError, zipfile.BadZipFile)
-_ZIP = b"PK\3\4"
-_OTHERS = (
-    (b"version https://git-lfs", "it is a pointer of Git LFS: fetch the file with `git lfs pull`"),
-    (b"<", "it is a page of HTML or XML, such as the error of a web server"),
-    (b"7z\xbc\xaf", "it is an archive of 7-Zip"),
-    (b"Rar!", "it is an archive of RAR"),
-    (_ZIP, "it is a damaged zip archive"),
-)
+
+
+def _kind(file: IO[bytes]) -> str | None:
+    """Return what a file is that is no tar; None if it is unknown, or a tar."""
+    if _is_header(file, 0):
+        return None
+    file.seek(0)
+    head = file.read(TAR_RECORD)
+    return next((kind for magic, kind in OTHER_KINDS.items() if head.lstrip().startswith(magic)), None)
 
 
 @contextmanager
@@ -292,18 +294,14 @@ def unpacked(path: str, tmp_path: str | None) -> Iterator[tuple[IO[bytes], list[
         with named_errors(path):
             file: IO[bytes] = stack.enter_context(open(path, "rb"))
         for _ in range(_MOST_LAYERS):
-            if _is_header(file, 0):
-                break
-            file.seek(0)
-            head = file.read(8)
-            codec = next((codec for codec in _CODECS if head.startswith(codec[0])), None)
-            if codec is None and not (head.startswith(_ZIP) and zipfile.is_zipfile(file)):
+            kind = _kind(file)
+            if kind is None or (kind not in _OPEN and not (kind == "zip" and zipfile.is_zipfile(file))):
                 break
             file.seek(0)
             plain = stack.enter_context(tempfile.TemporaryFile(prefix="energon-tar-", dir=folder))
-            oddities.append(("unpacked", "zip" if codec is None else codec[1]))
+            oddities.append(("unpacked", kind))
             try:
-                pieces = _zip_as_tar(file) if codec is None else iter(_reader(codec[2](file)), b"")
+                pieces = iter(_reader(_OPEN[kind](file)), b"") if kind in _OPEN else _zip_as_tar(file)
                 for piece in pieces:
                     with named_errors(folder):
                         plain.write(piece)
@@ -341,12 +339,9 @@ def _zip_as_tar(file: IO[bytes]) -> Iterator[bytes]:
 
 def _describe(file: IO[bytes], size: int) -> str:
     """Return why a file has no members."""
-    file.seek(0)
-    head = file.read(512)
-    if not head:
+    if not size:
         return "it has 0 bytes"
-    if not head.strip(b"\0") and _skip_zeros(file, 0) >= size:
+    if _skip_zeros(file, 0) >= size:
         return "it is an empty tar: zeros only"
-    start = head.lstrip().lower()
-    texts = (text for magic, text in _OTHERS if head.startswith(magic) or start.startswith(magic))
-    return next(texts, "it has no tar header")
+    kind = _kind(file)
+    return "it has no tar header" if kind is None else f"it is {kind}, and no tar"

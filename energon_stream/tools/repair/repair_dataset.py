@@ -29,7 +29,7 @@ from energon_stream.printable import strip_credentials
 from energon_stream.storage import StoreSpec
 from energon_stream.tools.curation.derive import copy_code
 from energon_stream.tools.repair.repair_plan import RepairPlan, TarReport
-from energon_stream.tools.repair.sound_samples import DottedKeys, Duplicates, RepairRules
+from energon_stream.tools.repair.sound_samples import KINDS, DottedKeys, Duplicates, RepairRules
 from energon_stream.tools.repair.tar_source import examine_section, noted, open_tars
 from energon_stream.write.columns import ColumnMap
 from energon_stream.write.convert import CONVERSION, begin_conversion
@@ -114,7 +114,7 @@ def repair_dataset(
         dotted_keys: Where a name is cut in key and part: at the ``first`` dot, as readers do, or at the
             ``last`` one. ``auto`` takes the last one if names say that keys have dots, such as ``22.05.png``
             and ``22.10.png``.
-        duplicates: What becomes of a sample whose key is taken: it gets another one (``rename``), the
+        duplicates: Rule for samples with the same key: later ones get a new key (``rename``), only the
             ``first`` or ``last`` one is kept, or it is an ``error``. If only some of its parts are there
             again in a tar, the last ones count.
         encoding: Encoding of names that are not UTF-8, such as ``cp932``; None to escape their bytes as
@@ -147,7 +147,7 @@ def repair_dataset(
         StorageError: A store does not deliver, or a disk is full.
 
     Example:
-        >>> import gzip, io, tarfile
+        >>> import io, tarfile
         >>> from pathlib import Path
         >>> from energon_stream import LocalEngine, repair_dataset
         >>> Path("odd").mkdir()
@@ -196,13 +196,14 @@ def repair_dataset(
             ShardRecords(store, STAGING).remove()
             store.delete(CONVERSION)
         raise
+    total = sum((Counter(each.changes) for each in plan.reports), Counter[str]())
     report = RepairReport(
         strip_credentials(given),
         samples=sum(each.samples for each in plan.reports),
         dropped=sum(each.dropped for each in plan.reports),
         shards=0,
         size=0,
-        changes=dict(sum((Counter(each.changes) for each in plan.reports), Counter[str]())),
+        changes={kind: total[kind] for kind in KINDS if total[kind]},
         tars=tuple(plan.reports),
         dotted_keys=tars.rules.dotted_keys,
     )

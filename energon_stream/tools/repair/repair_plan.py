@@ -20,7 +20,7 @@ _SHOWN = 5  # tars that an error names
 
 @dataclass(frozen=True, slots=True)
 class TarReport:
-    """What became of a tar.
+    """Report on one tar of a repair.
 
     Attributes:
         path: Its path, relative to the source.
@@ -28,6 +28,12 @@ class TarReport:
         changes: Number of changes by kind; ``docs/guides/repair.md`` has the kinds.
         names: The first 100 names of each kind.
         shards: Paths of the new shards.
+
+    Example:
+        >>> from energon_stream import LocalEngine, repair_dataset
+        >>> report = repair_dataset("tars", "sound", dry_run=True, engine=LocalEngine(0))
+        >>> [(tar.path, tar.samples, tar.dropped) for tar in report.tars[:2]]
+        [('data-000000.tar', 16, 0), ('data-000001.tar', 16, 0)]
     """
 
     path: str

@@ -12,7 +12,7 @@ from itertools import count, groupby
 from typing import Literal, NamedTuple, get_args
 
 from energon_stream.errors import ConfigError, DuplicateKeyError
-from energon_stream.tar.format import split_name
+from energon_stream.tar.format import is_system_file, split_name
 from energon_stream.tools.repair.odd_tar import Member, OddTar, is_too_large
 
 DottedKeys = Literal["auto", "first", "last"]
@@ -51,8 +51,7 @@ KINDS = {
 DROPPED = ("cut_off", "incomplete", "too_large", "duplicate_sample", "excluded")
 MOST_NAMES = 100  # of each kind, in the report of a tar
 
-_SYSTEM_FOLDERS = re.compile(r"(?:^|/)(?:__MACOSX|@eaDir|PaxHeaders(?:\.\d+)?)/")
-_SYSTEM_FILES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
+_is_of_windows = re.compile(r"(?:^|/)(?:Thumbs\.db|desktop\.ini)$|(?:^|/)@eaDir/").search
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 _MOST_LINKS = 40  # in a chain
@@ -81,7 +80,7 @@ class RepairRules:
 
 @dataclass(slots=True)
 class Changes:
-    """What was changed: exact counts by kind, and the first names of each."""
+    """Exact counts of changes by kind, and the first names of each."""
 
     counts: dict[str, int] = field(default_factory=dict)
     names: dict[str, list[str]] = field(default_factory=dict)
@@ -225,8 +224,7 @@ def _parts(tar: OddTar, rules: RepairRules, changes: Changes) -> Iterator[_Part]
 
 
 def _is_system(name: str) -> bool:
-    base = posixpath.basename(name)
-    return base.startswith("._") or base in _SYSTEM_FILES or _SYSTEM_FOLDERS.search(name) is not None
+    return is_system_file(name) is not None or _is_of_windows(name) is not None
 
 
 def _decoded(name: str, encoding: str | None, changes: Changes) -> str:
@@ -318,7 +316,7 @@ def _copies(
     """Return the samples that have a key, given its blocks of adjacent parts.
 
     Blocks with other parts are joined to one sample. Some parts again replace those of before, as ``tar -r``
-    means them. A whole sample again is another one, unless its bytes are the same.
+    means them. A sample whose parts are all there again is a second one, unless its bytes are the same.
     """
     copies: list[_Copy] = []
     regrouped: set[int] = set()
@@ -353,7 +351,7 @@ def _copies(
 
 
 def _units(blocks: list[list[_Part]]) -> Iterator[_Copy]:
-    """Yield the parts of each block; those that it has again are units of their own."""
+    """Yield the parts of each block by name; a part that it has twice begins a second unit."""
     for block in blocks:
         units: list[_Copy] = []
         for part in block:

@@ -36,7 +36,7 @@ _FRAMES = {"tif": "TIFF", "tiff": "TIFF", "gif": "PNG", "webp": "PNG", "png": "P
 
 
 class Place(NamedTuple):
-    """What is read of a tar."""
+    """A tar, and the samples of it that are read."""
 
     entry: ListEntry
     keys: Mapping[str, str | None] = {}  # other keys of samples; None to leave one out
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Examined:
-    """What is in a tar, before it is compared with others."""
+    """Samples of a tar, before they are compared with those of other tars."""
 
     changes: Changes = field(default_factory=Changes)
     keys: list[str] = field(default_factory=list)  # of its whole samples, in order

@@ -41,6 +41,7 @@ from energon_stream.errors import (
 from energon_stream.index.dataset import read_metadata
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import StoreSpec
+from energon_stream.tools.repair.sound_samples import KINDS
 from energon_stream.write.finish import CRUDE
 
 INLINE = LocalEngine(0)
@@ -242,7 +243,7 @@ def test_the_report_counts_exactly(tmp_path):
     assert names[0]["incomplete"] == ["0009"]
     assert names[0]["renamed"] == ["0000 → 0000~1"]
     assert names[0]["escaped_name"] == ["caf%e9.txt"]
-    assert names[1]["unreadable_tar"] == ["it is a page of HTML or XML, such as the error of a web server"]
+    assert names[1]["unreadable_tar"] == ["it is HTML or XML, and no tar"]
     assert (names[2]["cut_off"], names[2]["renamed"]) == (["0002"], ["0001 → 0001~2"])
     assert (report.samples, report.dropped, report.shards) == (6, 2, 0)
     done = repair_dataset(source, tmp_path / "new", **options)
@@ -458,6 +459,11 @@ def test_a_source_that_changes_meanwhile(tmp_path):
         repair_dataset(source, hooked(tmp_path / "new", put=change), engine=INLINE)
 
 
+def test_the_guide_has_each_kind_of_change():
+    text = (Path(__file__).parents[3] / "docs/guides/repair.md").read_text()
+    assert not [kind for kind in KINDS if f"`{kind}`" not in text]
+
+
 def command(*arguments):
     return CliRunner().invoke(main, ["repair", *map(str, arguments), "--num-workers", "0"])
 
@@ -481,7 +487,7 @@ def test_the_command(tmp_path):
     (source / "odd.tar").write_bytes(b"<html>")
     none = command(source, tmp_path / "none")
     assert none.exit_code == 1
-    assert "odd.tar: it is a page of HTML" in none.output
+    assert "odd.tar: it is HTML" in none.output
 
 
 def _memory(source, target):
