@@ -196,14 +196,14 @@ def repair_dataset(
             ShardRecords(store, STAGING).remove()
             store.delete(CONVERSION)
         raise
-    total = sum((Counter(each.changes) for each in plan.reports), Counter[str]())
+    found = sum((Counter(each.changes) for each in plan.reports), Counter[str]())
     report = RepairReport(
         strip_credentials(given),
         samples=sum(each.samples for each in plan.reports),
         dropped=sum(each.dropped for each in plan.reports),
         shards=0,
         size=0,
-        changes={kind: total[kind] for kind in KINDS if total[kind]},
+        changes={kind: found[kind] for kind in KINDS if found[kind]},
         tars=tuple(plan.reports),
         dotted_keys=tars.rules.dotted_keys,
     )
