@@ -25,6 +25,7 @@ from energon_stream.storage import ListEntry, StoreSpec
 from energon_stream.tables.costs import check_values, load_costs, mark_shards, paths_of, write_costs
 from energon_stream.tables.expressions import parse_formula
 from energon_stream.tables.reading import read_column, read_file_column
+from energon_stream.tools.curation.function_identity import function_identity
 from energon_stream.tools.curation.map_shards import Shard
 
 if TYPE_CHECKING:
@@ -104,8 +105,9 @@ def compute_costs(
 ) -> CostReport:
     """Write one number a sample, such as its tokens, beside a dataset's index, for planned packing.
 
-    Shards that have costs of the same function already, and have not changed, are not read again. Give one of
-    ``function``, ``values``, ``media``, ``table`` and ``column``; no shard is read for the last four.
+    Shards that have costs of the same function already, and have not changed, are not read again. A function
+    is the same if its code, defaults, closure, globals and state are. Give one of ``function``, ``values``,
+    ``media``, ``table`` and ``column``; no shard is read for the last four.
 
     Args:
         url_or_path: The prepared dataset, local or any fsspec URL.
@@ -190,12 +192,10 @@ def _compute(
     Shards that have costs of that function are not read.
     """
     if isinstance(function, str):
-        _imported(function)  # fails before processes begin
+        made_by = function_identity(_imported(function))  # fails before processes begin
         call: CostFunction = partial(_call_named, function)
-        made_by = function
     else:
-        call, name_of = function, getattr(function, "__qualname__", type(function).__qualname__)
-        made_by = f"{getattr(function, '__module__', '')}:{name_of}"
+        call, made_by = function, function_identity(function)
     kept: dict[str, Any] = {}
     try:
         saved = None if force else load_costs(spec.open(), name)
