@@ -12,6 +12,7 @@ from energon_stream.imports import LazyModule
 from energon_stream.printable import printable
 from energon_stream.storage import ByteRange
 from energon_stream.tools.browse.guard import Guard
+from energon_stream.tools.browse.memory_budget import ANSWERS
 from energon_stream.tools.browse.shown_parts import DOWNLOAD, media_type
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _FILES: Mapping[str, tuple[str, str]] = {
 }
 """The page itself: file and media type by path."""
 
+_JSON_BYTES = 128 << 20
+"""What the samples of an answer take."""
 _ONE_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 
 
@@ -59,7 +62,9 @@ def make_app(pages: Pages, token: str) -> Guard:
         routing.Route("/picture", lambda request: _picture(pages, request)),
         routing.Route("/part", lambda request: _part(pages, request)),
     ]
-    app = applications.Starlette(routes=routes, exception_handlers={EnergonStreamError: _error})
+    app = applications.Starlette(
+        routes=routes, exception_handlers={EnergonStreamError: _error, Exception: _bug}
+    )
     return Guard(app, token, frozenset(_FILES))
 
 
@@ -68,7 +73,11 @@ def _constant(content: bytes, kind: str) -> Callable[[Request], Response]:
 
 
 def _json(function: Callable[[Mapping[str, str]], dict[str, Any]]) -> Callable[[Request], Response]:
-    return lambda request: responses.JSONResponse(function(request.query_params))
+    def answer(request: Request) -> Response:
+        with ANSWERS.taken(_JSON_BYTES):
+            return responses.JSONResponse(function(request.query_params))
+
+    return answer
 
 
 def _picture(pages: Pages, request: Request) -> Response:
@@ -134,3 +143,8 @@ def _error(request: Request, error: Exception) -> Response:
     kinds = ((ConfigError, 400), (ObjectNotFoundError, 404), (RangeError, 416))
     status = next((number for kind, number in kinds if isinstance(error, kind)), 502)
     return responses.JSONResponse({"error": printable(str(error))}, status)
+
+
+def _bug(request: Request, error: Exception) -> Response:
+    problem = f"{type(error).__name__}: {error!s:.400}; please report this bug"
+    return responses.JSONResponse({"error": printable(problem)}, 500)

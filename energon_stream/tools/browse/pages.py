@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.errors import ConfigError
 from energon_stream.printable import printable, printable_line
 from energon_stream.storage import ByteRange
+from energon_stream.tools.browse.memory_budget import ANSWERS
 from energon_stream.tools.browse.shown_parts import Kind
-from energon_stream.tools.browse.small_pictures import draw, draw_first_frame
+from energon_stream.tools.browse.small_pictures import bytes_to_draw, draw, draw_first_frame
 from energon_stream.tools.browse.texts import MOST_TEXT, PREVIEW_CHARACTERS, Filter, shown_text
 from energon_stream.tools.browse.training import Run, StepFinder, number
 
@@ -27,6 +28,8 @@ _MOST_LOOKED, _MOST_HELD = 2000, 64 << 20
 """Samples, and bytes of them, that a filter looks at for one answer."""
 _SIDES = (256, 1600)
 """Pixels of the squares in which images are drawn: in lists, and alone."""
+_MOST_AT_ONCE = 8 << 20
+"""Bytes of an image; a larger one is read when nothing else is drawn."""
 _TEXTS = (Kind.TEXT, Kind.JSON)
 
 
@@ -136,7 +139,10 @@ class Pages:
             raise ConfigError("the part is no image or video", where=where)
         if part.size > self._limits.part_bytes:
             raise ConfigError(f"the image has {part.size:,} bytes", where=where, hint="download it")
-        return draw(bytes(part.read(ByteRange(0, part.size))), side, self._limits, where)
+        whole = ByteRange(0, part.size)
+        data = bytes(part.read(whole)) if part.size <= _MOST_AT_ONCE else None
+        with ANSWERS.taken(ANSWERS.size if data is None else bytes_to_draw(data, self._limits)):
+            return draw(data or bytes(part.read(whole)), side, self._limits, where)
 
     def part(self, query: Mapping[str, str]) -> tuple[str, ShownPart]:
         """Return a part by its number (``part``) in a sample, and the place for messages.

@@ -15,6 +15,7 @@ from energon_stream.imports import LazyModule
 from energon_stream.limits import Limits
 from energon_stream.tools.browse.app import make_app
 from energon_stream.tools.browse.catalog import Catalog
+from energon_stream.tools.browse.memory_budget import return_large_blocks
 from energon_stream.tools.browse.pages import Pages
 from energon_stream.tools.browse.training import Run, StepFinder
 
@@ -76,6 +77,7 @@ def serving(
         >>> found["total"], found["samples"][0]["parts"][1]["text"]
         (48, 'caption 0')
     """
+    return_large_blocks()
     run = run or Run()
     token = secrets.token_urlsafe(24)
     config_type, server_type = uvicorn.Config, uvicorn.Server  # before the dataset is read

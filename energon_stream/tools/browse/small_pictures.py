@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import threading
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from energon_stream.decode.images import IMAGE_MODES, ImageTooLargeError, UnsafeImageError, decode_image
@@ -11,14 +11,14 @@ from energon_stream.errors import DecodeError, PartLimitError
 from energon_stream.media.av.container import only_stream, open_container
 from energon_stream.media.seekable import SeekableFile
 from energon_stream.storage import ByteRange
+from energon_stream.tools.browse.memory_budget import ANSWERS
 
 if TYPE_CHECKING:
     from energon_stream.limits import Limits
     from energon_stream.tools.browse.shown_parts import ShownPart
 
-_IMAGES_AT_ONCE = threading.BoundedSemaphore(4)
-"""A decoded image takes up to 20 bytes for each of its pixels."""
-_VIDEOS_AT_ONCE = threading.BoundedSemaphore(4)
+_PIXEL_BYTES = 20
+"""Bytes that a decoded image takes for each of its pixels, at most."""
 _BLOCK = 256 << 10
 _MOST = 32 << 20
 """Bytes of a video that are read: those of an index of hours, and of a frame."""
@@ -41,9 +41,8 @@ def draw(data: bytes, side: int, limits: Limits, where: str) -> bytes:
         (100, 50)
     """
     try:
-        with _IMAGES_AT_ONCE:
-            image = decode_image(data, IMAGE_MODES["pilrgb"], limits.image_pixels, least_size=(side, side))
-            image.thumbnail((side, side))
+        image = decode_image(data, IMAGE_MODES["pilrgb"], limits.image_pixels, least_size=(side, side))
+        image.thumbnail((side, side))
     except ImageTooLargeError as error:
         raise PartLimitError(**limits.exceeded("image_pixels", str(error)), where=where) from error
     except UnsafeImageError as error:
@@ -51,6 +50,17 @@ def draw(data: bytes, side: int, limits: Limits, where: str) -> bytes:
     except Exception as error:  # whatever Pillow raises for a damaged file
         raise DecodeError(f"the image cannot be decoded: {error}", where=where) from error
     return _as_jpeg(image)
+
+
+def bytes_to_draw(data: bytes, limits: Limits) -> int:
+    """Return the bytes that an image takes while it is drawn: at most those of the most pixels."""
+    from PIL import Image
+
+    pixels = limits.image_pixels
+    if data[8:12] != b"WEBP":  # Pillow takes their memory when it opens the file
+        with suppress(Exception), Image.open(io.BytesIO(data)) as image:
+            pixels = min(pixels, image.width * image.height)
+    return len(data) + _PIXEL_BYTES * pixels
 
 
 def _as_jpeg(image: Any) -> bytes:
@@ -66,9 +76,10 @@ def draw_first_frame(part: ShownPart, side: int, limits: Limits, where: str) -> 
     damaged or its first frame lies behind 32 MiB, and MissingPackageError without PyAV.
     """
     file = cast("BinaryIO", _PartFile(part, where))
-    with _VIDEOS_AT_ONCE, open_container(file, formats=_FORMATS) as container:
+    with open_container(file, formats=_FORMATS) as container, ExitStack() as stack:
         stream = only_stream(container, "video")
         _check_pixels(stream, limits, where)
+        stack.enter_context(ANSWERS.taken(_MOST + _PIXEL_BYTES * stream.width * stream.height))
         stream.codec_context.skip_frame = "NONKEY"
         frame = next(container.decode(stream), None)
         if frame is None:

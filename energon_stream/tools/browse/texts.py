@@ -91,11 +91,14 @@ def _look_up(value: Any, path: list[str]) -> str | None:
             if name not in value:
                 return None
             value = value[name]
-        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+        elif isinstance(value, list) and name.isdecimal() and len(name) < 10 and int(name) < len(value):
             value = value[int(name)]
         else:
             return None
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

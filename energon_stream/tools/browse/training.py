@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.reader_dataset import ReaderDataset
 
 _KEPT = 4
-_MOST = 1 << 40
+_MOST = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,9 @@ class Run:
             >>> run.step, run.rank, run.batch_size
             (7, 1, 32)
         """
-        changes: dict[str, Any] = {name: number(given, name, 0) for name in NUMBERS if given.get(name)}
+        changes: dict[str, Any] = {
+            name: number(given, name, 0, most) for name, most in NUMBERS.items() if given.get(name)
+        }
         return replace(self, **changes)
 
     def numbers(self) -> dict[str, int | None]:
@@ -53,20 +55,28 @@ class Run:
         return {name: getattr(self, name) for name in NUMBERS}
 
 
-NUMBERS = ("step", "batch_size", "rank", "world_size", "num_workers", "num_streams", "seed_offset")
-"""Fields that the page can change."""
+NUMBERS = {
+    "step": _MOST,
+    "batch_size": 100_000,
+    "rank": 100_000,
+    "world_size": 100_000,
+    "num_workers": 1000,
+    "num_streams": 100_000,
+    "seed_offset": _MOST,
+}
+"""Fields that the page can change, and the largest number of each."""
 
 
-def number(given: Mapping[str, str], name: str, default: int) -> int:
-    """Return a number from 0 on that a form or query gives. Raises ConfigError if it is none.
+def number(given: Mapping[str, str], name: str, default: int, most: int = _MOST) -> int:
+    """Return a number from 0 to ``most`` that a form or query gives. Raises ConfigError if it is none.
 
     Example:
         >>> number({"first": "50"}, "first", 0)
         50
     """
     text = given.get(name) or str(default)
-    if not (text.isascii() and text.isdecimal() and len(text) < 14 and int(text) < _MOST):
-        raise ConfigError(f"{name} is {text!r:.80}", hint="give a number from 0 on")
+    if not (text.isascii() and text.isdecimal() and len(text) < 14 and int(text) <= most):
+        raise ConfigError(f"{name} is {text!r:.80}", hint=f"give a number from 0 to {most:,}")
     return int(text)
 
 

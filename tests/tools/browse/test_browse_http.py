@@ -3,10 +3,12 @@
 import io
 import json
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
-from browse_client import HACK, HOSTILE_KEYS, HTML, SVG, Client, write_dataset, write_tar
+from browse_client import HACK, HOSTILE_KEYS, HTML, SVG, Client, image_bytes, write_dataset, write_tar
 from PIL import Image
 
 from energon_stream import DefaultTaskEncoder, Limits, WorkerConfig, get_loader, get_train_dataset
@@ -15,6 +17,8 @@ from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.testing.datasets import prepared_text_dataset
 from energon_stream.testing.media_files import VideoFile
 from energon_stream.tools.browse import serving
+from energon_stream.tools.browse.memory_budget import MemoryBudget
+from energon_stream.tools.browse.small_pictures import bytes_to_draw
 from energon_stream.tools.browse.training import Run
 
 
@@ -421,3 +425,78 @@ def test_what_cannot_be_opened_is_an_error(tmp_path):
 def test_a_port_in_use_is_an_error(captions, client):
     with pytest.raises(ConfigError, match="port"), serving(str(captions), port=client.served.port):
         pass
+
+
+LARGE = [10**10, 1 << 40, (1 << 40) - 1, 10**12, 1 << 64, "9" * 5000, "٣", "1" * 13]
+
+
+@pytest.mark.parametrize("number", LARGE)
+@pytest.mark.parametrize(
+    "name", ["step", "batch_size", "rank", "world_size", "num_workers", "num_streams", "seed_offset"]
+)
+def test_numbers_of_steps_are_bounded(client, name, number):
+    """One that is accepted has an answer of the samples that were asked for."""
+    status, _, body = client.get("api/step", {"step": 1, "count": 3, name: number})
+    if status == 200:
+        assert name == "seed_offset"
+        assert len(json.loads(body)["samples"]) <= 3
+    else:
+        assert status == 400
+        assert json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("number", LARGE)
+@pytest.mark.parametrize("name", ["entry", "first", "count"])
+def test_numbers_of_pages_are_bounded(client, name, number):
+    status, _, body = client.get("api/samples", {name: number})
+    assert status in (200, 400)
+    assert (len(json.loads(body)["samples"]) <= 200) if status == 200 else json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("json." + "9" * 5000, "x"),
+        ("json." + "0." * 3000 + "0", "x"),
+        ("json.\u0663", "x"),
+        ("txt", "\ud800"),
+        ("\x00", "\x00"),
+        ("x" * 30_000, "x" * 30_000),
+    ],
+)
+def test_fields_of_any_form_find_nothing(tmp_path, field, value):
+    nested = b"[" * 900 + b"1" + b"]" * 900
+    write_tar(tmp_path / "a.tar", {"0": {"json": b'{"json": [[1]]}', "txt": b"x"}, "1": {"json": nested}})
+    with serving(str(tmp_path / "a.tar")) as served:
+        query = {
+            "field": field.encode("utf-8", "surrogatepass"),
+            "value": value.encode("utf-8", "surrogatepass"),
+        }
+        status, _, body = Client(served).get("api/samples", query)
+    assert status == 200
+    assert json.loads(body)["samples"] == []
+
+
+def test_answers_share_a_budget():
+    """No moment has more than the budget, and a wish beyond it waits until it is alone."""
+    budget, held, most = MemoryBudget(100), [], []
+
+    def answer(amount):
+        with budget.taken(amount):
+            held.append(min(amount, 100))
+            most.append(sum(held))
+            time.sleep(0.001)
+            held.remove(min(amount, 100))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(answer, [30, 60, 500, 10, 100, 1, 70] * 10))
+    assert max(most) <= 100
+    assert budget.free == 100
+
+
+@pytest.mark.parametrize("form", ["WEBP", "PNG", "JPEG"])
+def test_what_a_picture_takes_is_known_before_it_is_drawn(form):
+    data = image_bytes((300, 200), form)
+    expected = Limits().image_pixels if form == "WEBP" else 300 * 200
+    assert bytes_to_draw(data, Limits()) == len(data) + 20 * expected
+    assert bytes_to_draw(b"no image", Limits()) == 8 + 20 * Limits().image_pixels
