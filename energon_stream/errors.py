@@ -126,7 +126,10 @@ __all__ = [
 ]
 
 
-_LONGEST_PLACE = 500  # characters that a message shows of a place
+_LONGEST_PLACE, _LONGEST_TEXT = (
+    500,
+    8000,
+)  # characters that a message shows of a place, and of each other part
 
 
 class EnergonStreamError(Exception):
@@ -135,7 +138,7 @@ class EnergonStreamError(Exception):
     The message says what is wrong, where, and what to do. The three parts are attributes too, without the
     credentials of URLs. Errors survive pickling, because they cross process borders. The message writes
     control characters out, because names that come from data could steer the terminal, and cuts the middle
-    out of a long place; the attributes have all as it is.
+    out of long parts; the attributes have all as it is.
 
     Args:
         what: The problem, a sentence without the final full stop.
@@ -155,8 +158,12 @@ class EnergonStreamError(Exception):
     def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
         what = strip_credentials(str(what))
         where, hint = (None if part is None else strip_credentials(str(part)) for part in (where, hint))
-        message = what if where is None else f"{what} [{_shortened(where)}]"
-        super().__init__(printable(message if hint is None else f"{message}. {as_sentence(hint)}"))
+        message = _shortened(what, _LONGEST_TEXT)
+        if where is not None:
+            message += f" [{_shortened(where, _LONGEST_PLACE)}]"
+        if hint is not None:
+            message += f". {as_sentence(_shortened(hint, _LONGEST_TEXT))}"
+        super().__init__(printable(message))
         self.what = what
         self.where = where
         self.hint = hint
@@ -165,9 +172,9 @@ class EnergonStreamError(Exception):
         return partial(type(self), self.what, where=self.where, hint=self.hint), (), self.__dict__
 
 
-def _shortened(place: str) -> str:
-    half = _LONGEST_PLACE // 2
-    return place if len(place) <= _LONGEST_PLACE else f"{place[:half]}…{place[-half:]}"
+def _shortened(text: str, most: int) -> str:
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
 class ConfigError(EnergonStreamError, ValueError):

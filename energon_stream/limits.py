@@ -32,6 +32,7 @@ class Limits:
             included. Each mention counts.
         reference_depth: Metadatasets that name each other in a chain.
         shard_samples: Samples that metadata may claim for one shard.
+        table_bytes: Bytes that the columns of a view may have in one group of a table's rows.
         part_bytes: Bytes that a part may have after it is unpacked: ``.gz``, ``.npz`` and ``.pth``. A part
             that does not grow may have any size.
         image_pixels: Pixels of an image, width times height. The decoded image takes up to 20 bytes for each
@@ -53,6 +54,7 @@ class Limits:
     references: int = 20_000
     reference_depth: int = 32
     shard_samples: int = 10_000_000
+    table_bytes: int = 256 << 20
     part_bytes: int = 256 << 20
     image_pixels: int = 64 << 20
 

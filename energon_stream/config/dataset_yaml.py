@@ -22,7 +22,7 @@ from energon_stream.config.sample_types import (
 from energon_stream.config.subset import Subset, parse_subset
 from energon_stream.errors import ConfigError, MetadataError, NotPreparedError
 from energon_stream.index.info_files import DATASET_CONFIG, META_FOLDER
-from energon_stream.index.yaml_io import check_keys, read_document
+from energon_stream.index.yaml_io import check_keys, read_text
 from energon_stream.plugins import load_plugin
 from energon_stream.printable import nearest
 from energon_stream.samples import CrudeSample, Sample
@@ -103,15 +103,15 @@ def make_sample_factory(
             where=where,
             hint="leave out sample_type and field_map, or name another file by dataset_config",
         )
-    read_text = partial(_read_beside, index.spec)
+    read_beside = partial(_read_beside, index.spec)
     return read_dataset_config(
-        document, where=where, decoder=decoder, read_text=read_text, trust=trust, limits=limits
+        document, where=where, decoder=decoder, read_text=read_beside, trust=trust, limits=limits
     )
 
 
 def _read_beside(spec: StoreSpec, name: str) -> str:
     def read() -> str:
-        return bytes(read_document(f"{META_FOLDER}/{name}", spec.open()).data).decode()
+        return read_text(f"{META_FOLDER}/{name}", spec.open())
 
     # In a child process where that needs a client, because this process may fork workers later.
     return read() if is_local(spec.url) else run_forkable(read)

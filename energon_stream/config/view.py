@@ -22,7 +22,7 @@ from energon_stream.index.database import index_database
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.kept_index import index_directory
-from energon_stream.index.yaml_io import read_document
+from energon_stream.index.yaml_io import read_text
 from energon_stream.printable import strip_credentials
 from energon_stream.rng import derive_key, uniform
 from energon_stream.selection import Selection
@@ -186,14 +186,15 @@ class _Selecting:
         self._index, self._view = index, view
         self._every = index.every if isinstance(index, WebDatasetIndex) else None
         self.bad: Int64Array = _bad_numbers(index, view.bad)
-        self._keys = b""
+        self._keys, self._limits = "", limits
         if isinstance(view.exclude, StoreSpec):
-            self._keys = bytes(read_document("", view.exclude.open(), limits).data)
+            self._keys = read_text("", view.exclude.open(), limits)
 
     def selection(self) -> Selection:
         tables = None
         if self._view.needs_tables and self._every is not None:
-            tables = open_tables(self._index.spec, self._every.samples, self._every.info_digest)
+            every = self._every
+            tables = open_tables(self._index.spec, every.samples, every.info_digest, self._limits)
         name, rows = self._kept_name(tables), self._index.num_samples
         kept = KeptFiles(index_directory(self._index.spec), "views")
         if name is not None and (data := kept.read(name)) is not None:
@@ -213,7 +214,7 @@ class _Selecting:
         if versions is None or index.num_samples < _LEAST_KEPT or self._every is None:
             return None
         parts = index.spec.url, _RULES, str(self._view), str(self._every.info_digest), *versions
-        excluded = self._keys.decode("latin-1"), self.bad.tobytes().decode("latin-1")
+        excluded = self._keys, self.bad.tobytes().decode("latin-1")
         return f"{kept_name(*parts, *excluded, *index.shard_paths)}.bits"
 
     def _select(self, tables: Tables | None) -> Selection:
@@ -297,7 +298,7 @@ class _Selecting:
 
     def _excluded(self) -> Int64Array:
         """Return the numbers of the samples that the files name, ascending."""
-        keys, index = [key for key in self._keys.decode().splitlines() if key], self._index
+        keys, index = [key for key in self._keys.splitlines() if key], self._index
         if not keys or not isinstance(index, WebDatasetIndex):
             return self.bad
         wanted = defaultdict[str, set[str | None]](set)

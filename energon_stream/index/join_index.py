@@ -38,7 +38,7 @@ from energon_stream.index.guarded_sqlite import connect_local, damaged_index
 from energon_stream.index.index_files import RowFile
 from energon_stream.index.info_files import META_FOLDER, read_info
 from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter, sqlite_file
-from energon_stream.index.yaml_io import read_document
+from energon_stream.index.yaml_io import read_text
 from energon_stream.storage import ByteRange, ListEntry, StoreSpec
 from energon_stream.tar.scan import check_names, scan_shard
 
@@ -77,7 +77,7 @@ def _identity(index: WebDatasetIndex) -> str:
     """Return the dataset's ``index.uuid``, or else a hash of shards and counts."""
     store = index.spec.open()
     try:
-        return bytes(read_document(f"{META_FOLDER}/index.uuid", store).data).decode()
+        return read_text(f"{META_FOLDER}/index.uuid", store)
     except ObjectNotFoundError:
         shards = zip(index.shard_paths, index.shard_counts.tolist(), strict=True)
         return hashlib.sha256(repr(list(shards)).encode()).hexdigest()

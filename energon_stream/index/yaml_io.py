@@ -96,6 +96,17 @@ def read_document(path: str, store: Store, limits: Limits | None = None) -> Body
     return body
 
 
+def read_text(path: str, store: Store, limits: Limits | None = None) -> str:
+    """Read a text of metadata; see :func:`read_document`. Raises MetadataError if it is not UTF-8."""
+    try:
+        return bytes(read_document(path, store, limits).data).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        where = f"{store.url}/{path}".rstrip("/")
+        raise MetadataError(
+            f"the file is not UTF-8: {error}", where=where, hint="save it as UTF-8"
+        ) from error
+
+
 def _bounded(events: Iterator[yaml.Event], where: str, limits: Limits) -> Iterator[yaml.Event]:
     """Yield events. Raises LimitError at the value that is one too many, or too deep."""
     values = depth = 0

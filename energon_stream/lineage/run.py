@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import cached_property, lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, lru_cache, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from energon_stream.config.opening import open_all
 from energon_stream.config.references import LeafRef
@@ -28,6 +28,21 @@ from energon_stream.storage import StoreSpec
 from energon_stream.urls import is_local
 
 _KEPT = 256  # logs, and schedules of streams, that are kept
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _answered(
+    question: Callable[Concatenate[TrainingRun, _P], _T],
+) -> Callable[Concatenate[TrainingRun, _P], _T]:
+    """Raise RunDamagedError if the files of a run say what cannot be."""
+
+    @wraps(question)
+    def answer(run: TrainingRun, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with reading_run(run.url):
+            return question(run, *args, **kwargs)
+
+    return answer
 
 
 class TrainingRun:
@@ -66,6 +81,7 @@ class TrainingRun:
             lambda segment, stream: self._data(segment).schedule(segment, stream)
         )
 
+    @_answered
     def which(self, step: int, *, rank: int | None = None, keys: bool = True) -> list[RankStep]:
         """Return the samples of a step. No sample is read; keys are looked up in the indices, by range.
 
@@ -96,6 +112,7 @@ class TrainingRun:
             for (each, stream, batch, recorded, _), those in zip(found, samples, strict=True)
         ]
 
+    @_answered
     def when(self, key: str, *, until: int | None = None) -> list[Occurrence]:
         """Return the steps in which a sample was, or will be.
 
@@ -273,6 +290,7 @@ class TrainingRun:
                 yield step, rank, stream, batch, step < log.file.end
 
     @cached_property
+    @_answered
     def end(self) -> int:
         """One past the last step that any rank has recorded."""
         segment = self.description.segments[-1]

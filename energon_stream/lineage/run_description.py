@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 FORMAT = "energon_stream.run"
 VERSION = 2
 FILE = "run.json"
+_MOST, _MOST_STREAMS = 1 << 60, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,11 @@ class RunDescription:
             if not segments or steps != sorted(set(steps)) or min(steps) < 0:
                 raise ValueError(f"segments begin at steps {steps!r:.80}")
             for each in segments:
+                numbers = each.step, each.dataset, each.world_size, each.num_streams, each.pass_length
+                if any(type(number) is not int or not 0 <= number < _MOST for number in numbers):
+                    raise ValueError(f"a segment has the numbers {numbers!r:.80}")
+                if each.num_streams > _MOST_STREAMS:
+                    raise ValueError(f"it has {each.num_streams} streams")
                 if not 0 < each.world_size <= each.num_streams or each.num_streams % each.world_size:
                     raise ValueError(f"{each.num_streams} streams on {each.world_size} ranks")
                 datasets[each.dataset]
@@ -164,9 +170,9 @@ def reading_run(where: str) -> Iterator[None]:
     """Turn errors of reading a file of a run into a RunDamagedError that says where."""
     try:
         yield
-    except (EnergonStreamError, OSError):
-        raise
     except Exception as error:
+        if isinstance(error, OSError) or (isinstance(error, EnergonStreamError) and error.where):
+            raise
         raise RunDamagedError(
             f"the file is damaged: {error!s:.200}",
             where=where,

@@ -10,18 +10,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_stream.errors import ConfigError, EnergonStreamError, IndexMismatchError, MetadataError
+from energon_stream.errors import (
+    ConfigError,
+    EnergonStreamError,
+    IndexMismatchError,
+    LimitError,
+    MetadataError,
+)
 from energon_stream.imports import LazyModule
 from energon_stream.index.checksums import digest
 from energon_stream.index.info_files import INFO_JSON, META_FOLDER, parse_info
 from energon_stream.index.yaml_io import read_document
+from energon_stream.limits import Limits
 from energon_stream.media.seekable import StoreFile
 from energon_stream.storage import ListEntry
 from energon_stream.storage.in_order import ordered_map
@@ -52,13 +59,16 @@ def list_files(store: Store) -> list[ListEntry]:
     return [entry for entry in store.list(TABLES_FOLDER) if entry.path.endswith(".parquet")]
 
 
-def open_file(spec: StoreSpec, store: Store, entry: ListEntry, metadata: Any = None) -> Any:
-    """Open a Parquet file of a store, as pyarrow has it."""
+def open_file(
+    spec: StoreSpec, store: Store, entry: ListEntry, metadata: Any = None, coded: Any = None
+) -> Any:
+    """Open a Parquet file of a store, as pyarrow has it. The columns ``coded`` are read as dictionaries."""
+    options = {"metadata": metadata, "pre_buffer": False, "read_dictionary": coded}
     if is_local(spec.url):
         path = os.path.join(local_path(store.url), entry.path) if entry.path else local_path(store.url)
-        return pq.ParquetFile(path, metadata=metadata, memory_map=True, pre_buffer=False)
+        return pq.ParquetFile(path, memory_map=True, **options)
     file = StoreFile(store, entry.path, entry.meta.size, entry.meta.etag)
-    return pq.ParquetFile(file, metadata=metadata, pre_buffer=False)
+    return pq.ParquetFile(file, **options)
 
 
 @contextmanager
@@ -68,7 +78,7 @@ def table_errors(where: str) -> Iterator[None]:
         yield
     except EnergonStreamError:
         raise
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
         raise MetadataError(
             f"the table cannot be read: {' '.join(str(error).split()):.200}",
             where=where,
@@ -85,6 +95,7 @@ class Tables:
     samples: int  # number of samples of the whole dataset
     info: int  # hash of ``.info.json``
     entries: tuple[ListEntry, ...]  # the tables
+    limits: Limits
     _files: dict[str, Any] = field(default_factory=dict, init=False)
 
     @property
@@ -111,24 +122,53 @@ class Tables:
         by_table: dict[ListEntry, list[str]] = {}
         for column, entry in places.items():
             by_table.setdefault(entry, []).append(column)
-        metadata = {entry: self._file(entry).metadata for entry in by_table}
 
         def read(group: int) -> tuple[Bits, Float64Array | None]:
             values = {}
             for entry, names in by_table.items():
-                with table_errors(f"{self.store.url}/{entry.path}"):
-                    file = open_file(self.spec, self.store, entry, metadata[entry])
-                    found = file.read_row_group(group, columns=names, use_threads=False)
-                    values.update({name: found.column(name).combine_chunks() for name in names})
+                values.update(self._read(entry, group, names))
             return self._evaluate(values, condition, without, weight, group * GROUP_ROWS)
 
-        yield from ordered_map(read, range(-(-self.samples // GROUP_ROWS)), _READERS)
+        yield from ordered_map(read, self._groups, _READERS)
+
+    @property
+    def _groups(self) -> range:
+        return range(-(-self.samples // GROUP_ROWS))
+
+    def _read(self, entry: ListEntry, group: int, names: Sequence[str]) -> dict[str, Any]:
+        """Return columns of a group of rows as arrays, none of them coded by a dictionary.
+
+        Raises LimitError if they take more memory than ``table_bytes``.
+        """
+        where = f"{self.store.url}/{entry.path}"
+        of = self._file(entry)
+        schema = of.schema_arrow
+        coded = [name for name in names if _is_text(schema.field(name).type)]
+        with table_errors(where):
+            chunks = [of.metadata.row_group(group).column(each) for each in range(of.metadata.num_columns)]
+            sizes = [
+                each.total_uncompressed_size for each in chunks if each.path_in_schema.split(".")[0] in names
+            ]
+            self._check(sum(sizes), where)
+            found = open_file(self.spec, self.store, entry, of.metadata, coded).read_row_group(
+                group, columns=names, use_threads=False
+            )
+            if found.num_rows != min(GROUP_ROWS, self.samples - group * GROUP_ROWS):
+                raise ValueError(f"its group {group} has {found.num_rows:,} rows")
+            columns = {name: found.column(name).combine_chunks() for name in names}
+            self._check(sum(map(_decoded_size, columns.values())), where)
+            return {name: _decoded(column) for name, column in columns.items()}
+
+    def _check(self, size: int, where: str) -> None:
+        if size > self.limits.table_bytes:
+            problem = f"columns take {size:,} bytes in a group of rows"
+            raise LimitError(**self.limits.exceeded("table_bytes", problem), where=where)
 
     def column(self, name: str) -> Any:
         """Read a column as an array, one value for each sample. Raises what :meth:`groups` does."""
         entry = self._place(name)
-        with table_errors(f"{self.store.url}/{entry.path}"):
-            return self._file(entry).read(columns=[name], use_threads=False).column(name).to_numpy()
+        parts = [self._read(entry, group, [name])[name] for group in self._groups]
+        return np.concatenate([part.to_numpy(zero_copy_only=False) for part in parts] or [np.zeros(0)])
 
     def _evaluate(
         self,
@@ -199,6 +239,8 @@ class Tables:
                 mark = (file.schema_arrow.metadata or {}).get(TABLE_MARK)
                 about = json.loads(mark) if mark else {}
             rows = file.metadata.num_rows
+            if not isinstance(about, dict):
+                raise MetadataError(f"the mark of the table is {about!r:.80}", where=where, hint=_ADD)
             if not mark:
                 raise IndexMismatchError(
                     "the table was not added with add_table",
@@ -218,6 +260,21 @@ class Tables:
                 raise IndexMismatchError(what, where=where, hint=_ADD)
             self._files[entry.path] = file
         return self._files[entry.path]
+
+
+def _is_text(kind: Any) -> bool:
+    return kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+
+
+def _decoded_size(column: Any) -> int:
+    """Return the bytes of a column without its dictionary."""
+    if not pa.types.is_dictionary(column.type) or not _is_text(column.type.value_type):
+        return int(column.nbytes)
+    return pc.sum(pc.take(pc.binary_length(column.dictionary), column.indices)).as_py() or 0
+
+
+def _decoded(column: Any) -> Any:
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def _packed(passing: Any, length: int) -> Bits:
@@ -254,7 +311,7 @@ def read_file_column(table: StoreSpec, name: str) -> Any:
         return file.read(columns=[name], use_threads=False).column(name).to_numpy()
 
 
-def open_tables(spec: StoreSpec, samples: int, info: int) -> Tables:
+def open_tables(spec: StoreSpec, samples: int, info: int, limits: Limits | None = None) -> Tables:
     """List the tables of a dataset, by one request; ``info`` is the hash of ``.info.json``."""
     store = spec.open()
-    return Tables(spec, store, samples, info, tuple(list_files(store)))
+    return Tables(spec, store, samples, info, tuple(list_files(store)), limits or Limits.from_environment())
