@@ -18,6 +18,7 @@ from energon_stream.index.verify import check_name, wrong_names
 from energon_stream.read.locator import Cut, Locator, RawSample
 from energon_stream.tar.format import sample_parts, walk_sample
 from energon_stream.tar.headers import AlikeSamples, split_samples
+from energon_stream.tar.scan import LinkedParts
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
@@ -60,6 +61,7 @@ class TarLocator(Locator):
     verifier: Verifier | None = None  # compares samples with checksums
     store: Store = field(init=False)
     _versions: VersionGuard = field(init=False)
+    _linked: LinkedParts = field(init=False)
     _pages: EntryPages = field(init=False)
     # Where each sample begins, as if all were in one object, and the end; None if the sizes are unknown.
     _bounds: Int64Array | None = field(init=False)
@@ -69,6 +71,7 @@ class TarLocator(Locator):
         plain = self.index.plain
         if plain is not None:
             plain.tell_versions(self.store)
+        self._linked = LinkedParts(self.store)
         self._versions = VersionGuard(self.index.spec.url, None if plain is None else plain.versions())
         self._bounds = None if self.index.sizes is None else bounds_of(self.index.sizes)
         starts, read = self.index.shard_starts, self.index.read_offsets
@@ -122,13 +125,14 @@ class TarLocator(Locator):
         def cut(sample: int, number: int) -> RawSample | None:
             first, last = int(starts[number]), int(stops[number])
             try:
-                key, names, firsts, lasts = sample_parts(data, first, last)
+                key, names, firsts, lasts, links = sample_parts(data, first, last)
             except CorruptTarError as error:
                 raise self._mismatch(error, path, begin + first) from error
             if key in excluded:
                 return None
             places = zip(names, firsts, lasts, strict=True)
             parts: dict[str, bytes | memoryview] = {name: data[start:stop] for name, start, stop in places}
+            parts |= self._linked.read(path, key, links) if links else {}
             return RawSample(self.leaf, sample, key, path, parts)
 
         return cut
@@ -153,12 +157,14 @@ class TarLocator(Locator):
             stream.seek(offset)
             return stream.read(length)
 
+        links: list[str] = []
         try:
             key, parts = walk_sample(
                 lambda offset, length: memoryview(read(offset, length)),
                 stream.start,
                 stream.stop,
                 lambda member: read(member.data_offset, member.size),
+                links,
             )
         except CorruptTarError as error:
             raise self._mismatch(error, path, stream.start) from error
@@ -169,7 +175,7 @@ class TarLocator(Locator):
                 raise verifier.error(sample)
         if key in self.index.excluded.get(path, _NONE):
             return None
-        return RawSample(self.leaf, sample, key, path, dict(parts))
+        return RawSample(self.leaf, sample, key, path, {**dict(parts), **self._linked.read(path, key, links)})
 
     def _mismatch(self, error: CorruptTarError, path: str, offset: int) -> IndexMismatchError:
         """Return the error for an index entry that does not lead to a sample."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -25,7 +25,8 @@ Read = Callable[[int, int], memoryview]
 
 _OLD_FILE, _DIRECTORY, _SPARSE = b"\0", b"5", b"S"
 _FILES = frozenset({b"0", _OLD_FILE, b"7"})
-_LINKS = frozenset({b"1", b"2"})  # hard, symbolic
+_SYMBOLIC_LINK = b"2"
+_LINKS = frozenset({b"1", _SYMBOLIC_LINK})
 _NO_PAYLOAD = _LINKS | {b"3", b"4", _DIRECTORY, b"6"}  # devices, pipes
 _LONG_NAME, _LONG_LINK, _PAX_GLOBAL = b"L", b"K", b"g"
 _EXTENSIONS = frozenset({_LONG_NAME, _LONG_LINK, _PAX_GLOBAL, b"x", b"X"})
@@ -56,7 +57,7 @@ class Member(NamedTuple):
     data_offset: int  # first byte of the payload
     size: int  # length of the payload in bytes, without padding
     is_file: bool  # False for directories, links and devices
-    link: str = ""  # where a link leads
+    link: str = ""  # the name that a link leads to, as a hard link has it
 
     @property
     def end(self) -> int:
@@ -71,6 +72,7 @@ class SampleParts(NamedTuple):
     names: list[str]  # part names, in the order of the archive
     starts: list[int]  # first byte of each part
     stops: list[int]  # one past the last byte of each part
+    links: Sequence[str] = ()  # names of parts that are links, whose bytes are elsewhere
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -201,6 +203,8 @@ def _member(header: _Header, first: int, stop: int, long_name: str | None, recor
             f"beyond the end at byte {stop}"
         )
     link = records.get("linkpath", header.link) if kind in _LINKS else ""
+    if kind == _SYMBOLIC_LINK:  # it is relative to its folder
+        link = f"{name.rpartition('/')[0]}/{link}".lstrip("/") if not link.startswith("/") else link
     return Member(name, first, data, size, kind in _FILES, link)
 
 
@@ -301,20 +305,25 @@ def sample_parts(buffer: memoryview, start: int, stop: int) -> SampleParts:
 
 
 def walk_sample(
-    read: Read, start: int, stop: int, take: Callable[[Member], T]
+    read: Read, start: int, stop: int, take: Callable[[Member], T], links: list[str] | None = None
 ) -> tuple[str, list[tuple[str, T]]]:
     """Find the parts of the one sample in a range of an archive, member by member.
 
     Return the sample's key, and for each part its name and the result of ``take``, which is called before the
     next header is read. Files that systems left are parts only if there is nothing else: other programs index
-    them. Raises CorruptTarError if a header is damaged, or the range does not hold exactly one sample.
+    them. Names of parts that are links are added to ``links``. Raises CorruptTarError if a header is damaged,
+    or the range does not hold exactly one sample.
     """
     found: dict[bool, tuple[str, list[tuple[str, T]]]] = {}  # key and parts, of a system's files or not
+    linked: list[tuple[str, str]] = []
     position = start
     for member in walk_members(read, start, stop):
         position = member.end
-        name = split_name(member.name) if member.is_file else None
+        name = split_name(member.name) if member.is_file or member.link else None
         if name is None:
+            continue
+        if member.link:
+            linked.append(name)
             continue
         is_left = is_system_file(member.name) is not None
         key, parts = found.setdefault(is_left, (name[0], []))
@@ -325,14 +334,20 @@ def walk_sample(
         parts.append((name[1], take(member)))
     if not found or position != stop:
         raise CorruptTarError(f"bytes {start} to {stop} do not hold exactly one sample")
-    return found.get(False) or found[True]
+    key, parts = found.get(False) or found[True]
+    if links is not None:
+        links += [part for of_key, part in linked if of_key == key]
+    return key, parts
 
 
 def _walk_sample(buffer: memoryview, start: int, stop: int) -> SampleParts:
     def read(offset: int, length: int) -> memoryview:
         return buffer[offset : min(offset + length, stop)]
 
-    key, parts = walk_sample(read, start, stop, lambda member: member)
+    links: list[str] = []
+    key, parts = walk_sample(read, start, stop, lambda member: member, links)
     names = [name for name, _ in parts]
     starts = [member.data_offset for _, member in parts]
-    return SampleParts(key, names, starts, [member.data_offset + member.size for _, member in parts])
+    return SampleParts(
+        key, names, starts, [member.data_offset + member.size for _, member in parts], tuple(links)
+    )

@@ -1,4 +1,4 @@
-"""What is odd about tars that can be read: what was left aside, and what may not be as it was meant."""
+"""Remarks on tars that are odd and can be read: on what was left aside, or may not be as it was meant."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ Oddity = Literal[
     "no_samples",
     "no_end_mark",
     "system_files",
+    "followed_links",
     "links",
     "twice",
     "upper_case",
@@ -28,9 +29,13 @@ _TEXTS: Mapping[Oddity, tuple[str, str]] = {  # what it is, and what follows
         "whoever wrote them was stopped, so the last sample of each may lack parts",
     ),
     "system_files": ("files that macOS or a tar program left", "they are no parts of samples"),
+    "followed_links": (
+        "links to other members of their tar",
+        f"each is read by a request of its own; {_REPAIR} without links",
+    ),
     "links": (
-        "links, which have no bytes of their own",
-        f"samples lack these parts; {_REPAIR} that has them",
+        "links that lead to no part of their tar, or are not beside another part of their sample",
+        f"samples lack these parts; {_REPAIR} that has those that it finds",
     ),
     "twice": ("names that their sample has already", "the last one counts"),
     "upper_case": (

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import posixpath
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.cache.cached_store import forget, read_again
 from energon_stream.errors import CorruptTarError
+from energon_stream.logs import log_once
 from energon_stream.storage import Body, ByteRange, ListEntry, Store, shared_fetcher
-from energon_stream.tar.format import TAR_RECORD, Read, is_system_file, split_name, walk_members
-from energon_stream.tar.remarks import Remarks, add_names, add_remark
+from energon_stream.tar.format import TAR_RECORD, Member, Read, is_system_file, split_name, walk_members
+from energon_stream.tar.remarks import Oddity, Remarks, add_names, add_remark
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+_log = logging.getLogger(__name__)
 
 _WINDOW = 8 << 10  # bytes of the smallest window; all others are multiples of it
 _FIRST = 32
@@ -26,6 +31,7 @@ _MAX_GAP = 32  # a larger payload is jumped over: one more request costs no more
 _GROWTH = 4
 _TAIL_PIECE = 1 << 20
 _LONGEST_END = 11 << 10  # bytes: writers fill archives up with zeros, to a multiple of 10 KiB
+_MOST_LINKS = 40  # that lead to each other, as in Linux
 OTHER_KINDS = {  # what is often named .tar, by first bytes
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -51,6 +57,7 @@ class ShardScan:
     # Number of the sample, part name, first byte of the payload, its size in bytes; in tar order.
     parts: list[tuple[int, str, int, int]] = field(default_factory=list)
     remarks: Remarks = field(default_factory=dict)  # what is odd, and no error
+    links: dict[str, ByteRange] = field(default_factory=dict)  # what links lead to, by the name of the link
 
     def first_names(self) -> list[str]:
         """Return the name of each sample's first member."""
@@ -111,21 +118,24 @@ def _scan(
         gap = _MAX_GAP * window if max_gap is None else max_gap
         read = _WindowReader(store, entry, ahead, check, window, gap).read
     names: set[str] = set()  # of the parts of the sample
+    links = _Links()
     try:
         for member in walk_members(read, 0, size):
             found = split_name(member.name) if member.is_file or member.link else None
             if is_system_file(member.name):
                 add_remark(scan.remarks, "system_files", member.name)
             elif found is not None and member.link:
-                add_remark(scan.remarks, "links", f"{member.name} -> {member.link}")
+                links.add(member, found[0], scan)
             elif found is not None:
                 key, part = found
                 if not scan.keys or scan.keys[-1] != key:
                     if len(scan.keys) == most:
                         break
+                    scan.offsets.append(links.begin(key, member.header_offset))
                     scan.keys.append(key)
-                    scan.offsets.append(member.header_offset)
                     names.clear()
+                elif links.before:
+                    links.lose()
                 if part in names:
                     add_remark(scan.remarks, "twice", member.name)
                 names.add(part)
@@ -140,9 +150,97 @@ def _scan(
         raise CorruptTarError(what, where=f"{store.url}/{entry.path}", hint=hint) from error
     if not scan.keys:
         add_remark(scan.remarks, "no_samples", "")
+    links.follow(scan)
     add_names(scan.remarks, scan.keys, scan.parts)
     scan.offsets.append(end)
     return scan
+
+
+class LinkedParts:
+    """Reads the parts of samples that are links, from where their bytes are in the tars of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._scans: dict[str, tuple[ListEntry, ShardScan]] = {}  # by path
+
+    def read(self, path: str, key: str, links: Sequence[str]) -> dict[str, memoryview]:
+        """Return the parts of a sample that have these names. Those that lead to no part are left out, and
+        named in the log.
+
+        The first call for a tar reads its headers, because no index says where links lead. Raises the errors
+        of :func:`scan_shard`, and those of the store.
+        """
+        found: dict[str, memoryview] = {}
+        for part in links:
+            if path not in self._scans:
+                entry = ListEntry(path, self._store.head(path))
+                self._scans[path] = entry, scan_shard(self._store, entry)
+            entry, scan = self._scans[path]
+            place = scan.links.get(f"{key}.{part}")
+            if place is None:
+                message = "%s/%s: links such as %s.%s lead to no part of the tar, so samples lack these parts"
+                log_once(_log, message, self._store.url, path, key, part, key=self._store.url)
+            elif place.stop == place.start:
+                found[part] = memoryview(b"")
+            else:
+                found[part] = self._store.get_range(path, place, etag=entry.meta.etag).data
+        return found
+
+
+class _Links:
+    """The links of a tar. They are parts beside a part of their sample that is a file."""
+
+    def __init__(self) -> None:
+        self._beside: list[Member] = []
+        self._lost: list[Member] = []
+        self.before: list[
+            Member
+        ] = []  # links that wait for the first file of their sample, which has ``_key``
+        self._key = ""
+
+    def add(self, member: Member, key: str, scan: ShardScan) -> None:
+        if scan.keys and scan.keys[-1] == key and not self.before:
+            self._beside.append(member)
+            return
+        if key != self._key:
+            self.lose()
+        self._key = key
+        self.before.append(member)
+
+    def begin(self, key: str, offset: int) -> int:
+        """Return where a sample begins whose first file begins at ``offset``."""
+        if self.before and key == self._key:
+            offset = self.before[0].header_offset
+            self._beside += self.before
+            self.before = []
+        self.lose()
+        return offset
+
+    def follow(self, scan: ShardScan) -> None:
+        """Find what the links lead to, when all members are known."""
+        self.lose()
+        if not (self._beside or self._lost):
+            return
+        normal = posixpath.normpath
+        links = {normal(member.name): normal(member.link) for member in (*self._beside, *self._lost)}
+        files = {
+            normal(f"{scan.keys[at]}.{part}"): ByteRange(start, start + size)
+            for at, part, start, size in scan.parts
+        }
+        for member in self._beside:
+            name, steps = normal(member.name), 0
+            while name in links and name not in files and steps < _MOST_LINKS:
+                name, steps = links[name], steps + 1
+            if name in files:
+                scan.links[member.name] = files[name]
+        for member in (*self._beside, *self._lost):
+            oddity: Oddity = "followed_links" if member.name in scan.links else "links"
+            add_remark(scan.remarks, oddity, f"{member.name} -> {member.link}")
+
+    def lose(self) -> None:
+        """Take the links that wait for the first file of their sample for links without a sample."""
+        self._lost += self.before
+        self.before = []
 
 
 def check_names(scan: ShardScan, store: Store) -> None:

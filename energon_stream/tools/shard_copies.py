@@ -16,6 +16,7 @@ from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.in_order import stream_object
 from energon_stream.storage.local import named_errors
 from energon_stream.tar.format import sample_parts
+from energon_stream.tar.scan import LinkedParts
 from energon_stream.urls import local_path
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def read_samples(store: Store, places: Iterable[SampleRange]) -> Iterator[dict[s
     Samples that follow each other share a request. Up to 16 requests run ahead. Raises IndexMismatchError if
     a range does not hold one sample, and ObjectChangedError if a tar was replaced meanwhile.
     """
-    fetcher, etags = shared_fetcher(), dict[str, str | None]()
+    fetcher, etags, linked = shared_fetcher(), dict[str, str | None](), LinkedParts(store)
     waiting: deque[tuple[list[SampleRange], Future[Body]]] = deque()
     for group in _groups(places):
         shard = group[0].shard
@@ -95,9 +96,9 @@ def read_samples(store: Store, places: Iterable[SampleRange]) -> Iterator[dict[s
         whole = ByteRange(group[0].start, group[-1].stop)
         waiting.append((group, fetcher.submit(store, shard, whole, etag=etags[shard])))
         if len(waiting) > (0 if store.is_local else _AHEAD):
-            yield from _cut(store, *waiting.popleft())
+            yield from _cut(store, linked, *waiting.popleft())
     while waiting:
-        yield from _cut(store, *waiting.popleft())
+        yield from _cut(store, linked, *waiting.popleft())
 
 
 def _groups(places: Iterable[SampleRange]) -> Iterator[list[SampleRange]]:
@@ -116,7 +117,7 @@ def _groups(places: Iterable[SampleRange]) -> Iterator[list[SampleRange]]:
 
 
 def _cut(
-    store: Store, group: list[SampleRange], answer: Future[Body]
+    store: Store, linked: LinkedParts, group: list[SampleRange], answer: Future[Body]
 ) -> Iterator[dict[str, str | memoryview]]:
     data, first = answer.result().data, group[0].start
     for place in group:
@@ -131,6 +132,7 @@ def _cut(
         sample: dict[str, str | memoryview] = {"__key__": found.key}
         for name, start, stop in zip(found.names, found.starts, found.stops, strict=True):
             sample[name] = data[start:stop]
+        sample.update(linked.read(place.shard, found.key, found.links))
         yield sample
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
+import tarfile
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from odd_datasets import (
     ODD_DATASETS,
     Parts,
     body,
+    jpeg,
+    member,
     members,
     read_with_webdataset,
     samples,
@@ -24,6 +28,7 @@ from odd_datasets import (
 from energon_stream import (
     CrudeSample,
     DefaultTaskEncoder,
+    ReadOptions,
     SampleDecoder,
     WorkerConfig,
     get_val_dataset,
@@ -40,8 +45,10 @@ from energon_stream.errors import (
 )
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.prepare.prepare import prepare_dataset
-from energon_stream.storage import StoreSpec
+from energon_stream.storage import ListEntry, StoreSpec
 from energon_stream.tar.format import walk_sample
+from energon_stream.tar.scan import scan_shard
+from energon_stream.tools.shard_copies import SampleRange, read_samples
 
 _UNPACK, _CUT, _LINKS, _SYSTEM = "packed by {}", "ends inside", "links", "macOS"
 _NUMBERS, _UPPER, _SORT = "numbered parts", "upper case", "not adjacent|appears twice"
@@ -379,3 +386,54 @@ def test_json_lines_of_other_systems(data, tmp_path):
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     found = get_val_dataset(str(path), split_part="train", worker_config=config, batch_size=None)
     assert [sample["json"] for sample in found] == lines
+
+
+@pytest.mark.parametrize("budget", [256 << 20, 4096])
+@pytest.mark.parametrize("is_prepared", [False, True], ids=["plain", "prepared"])
+def test_links_are_followed_in_stores_and_in_large_samples(
+    budget, is_prepared, tmp_path, s3_server, tmp_bucket
+):
+    """With a budget of 4 KiB, samples are cut while they arrive."""
+    picture = bytes(range(256)) * 40
+    data = body([("a.jpg", picture), ("a.txt", b"a")])
+    data += member("b.jpg", kind=tarfile.LNKTYPE, link="a.jpg") + body([("b.bin", picture), ("b.txt", b"b")])
+    data += body([("c.txt", b"c")]) + member("c.jpg", kind=tarfile.SYMTYPE, link="b.jpg")
+    meant = {
+        "a": {"jpg": picture, "txt": b"a"},
+        "b": {"jpg": picture, "bin": picture, "txt": b"b"},
+        "c": {"jpg": picture, "txt": b"c"},
+    }
+    (tmp_path / "x.tar").write_bytes(data + END)
+    options: dict[str, Any] = {"read_options": ReadOptions(byte_budget=budget)}
+    if is_prepared:
+        prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0))
+    s3_server.upload_folder(tmp_path, f"{tmp_bucket}/d")
+    assert dict(read(tmp_path, **options)) == meant
+    options["storage_options"] = s3_server.storage_options
+    assert dict(read(f"{tmp_bucket}/d", **options)) == meant
+    chosen = dict(read(f"{tmp_bucket}/d", parts=["jpg"], **options))
+    assert chosen == {key: {"jpg": picture} for key in meant}
+
+
+def test_links_are_parts_for_lint_and_for_what_maps_samples(tmp_path):
+    ODD_DATASETS["hard_link"].write(tmp_path)
+    yaml = {
+        "sample_type": {"__module__": "megatron.energon", "__class__": "CaptioningSample"},
+        "field_map": {"image": "jpg", "caption": "txt"},
+    }
+    prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0), dataset_yaml=yaml)
+    for rate in (1.0, 0.999):
+        report = lint_dataset(str(tmp_path), sample_rate=rate)
+        assert report.is_clean
+        assert report.made["train"] == 5
+    scan = scan_shard(StoreSpec(str(tmp_path)).open(), *entries(tmp_path, "odd.tar"))
+    places = [SampleRange("odd.tar", *bounds) for bounds in pairwise([0, *scan.offsets[1:]])]
+    found = {
+        sample["__key__"]: bytes(sample["jpg"])
+        for sample in read_samples(StoreSpec(str(tmp_path)).open(), places)
+    }
+    assert found == {"0000": jpeg(0), "0001": jpeg(0), "0002": jpeg(2)}
+
+
+def entries(folder: Path, name: str) -> list[ListEntry]:
+    return [entry for entry in StoreSpec(str(folder)).open().list() if entry.path == name]

@@ -2,8 +2,12 @@
 map.
 """
 
+import contextlib
 import io
+import itertools
 import tarfile
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +17,8 @@ from repetitions import examples
 
 from energon_stream.errors import StorageError
 from energon_stream.storage import ListEntry, StoreSpec
-from energon_stream.tar.scan import scan_shard
+from energon_stream.tar.format import sample_parts
+from energon_stream.tar.scan import LinkedParts, scan_shard
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
@@ -82,3 +87,53 @@ def test_a_walk_can_be_stopped(walk):
 
     with pytest.raises(StorageError, match="enough"):
         walk(tar([50_000] * 200), check=check)
+
+
+_LINK = st.tuples(st.booleans(), st.integers(0, 5), st.sampled_from(["jpg", "txt", "no"]))
+_NAMES = ("jpg", "txt", "cls", "json")
+
+
+@given(
+    st.lists(st.lists(st.binary(max_size=9) | _LINK, min_size=1, max_size=4), min_size=1, max_size=5),
+    st.sampled_from(["", "d/", "./d/"]),
+)
+@examples(200)
+def test_links_are_followed_as_tarfile_follows_them(found, folder):
+    """Parts are bytes, or a link: whether it is a hard one, and sample and part that it leads to."""
+    members = [
+        (number, name, part)
+        for number, parts in enumerate(found)
+        for name, part in zip(_NAMES, parts, strict=False)
+    ]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as file:
+        for number, name, part in members:
+            info = tarfile.TarInfo(f"{folder}{number}.{name}")
+            if isinstance(part, bytes):
+                info.size = len(part)
+            else:
+                is_hard = part[0] and part[1] < number  # hard links lead to members before them
+                info.type = tarfile.LNKTYPE if is_hard else tarfile.SYMTYPE
+                info.linkname = f"{folder if is_hard else ''}{part[1]}.{part[2]}"
+            file.addfile(info, io.BytesIO(part if isinstance(part, bytes) else b""))
+    expected = {f"{folder}{number}": {} for number, _, part in members if isinstance(part, bytes)}
+    with tarfile.open(fileobj=io.BytesIO(buffer.getvalue())) as file:
+        for number, name, _ in members:
+            with contextlib.suppress(KeyError, RecursionError):  # a link to nowhere, or in a circle
+                content = file.extractfile(f"{folder}{number}.{name}")
+                expected.get(f"{folder}{number}", {})[name] = content.read()
+    with tempfile.TemporaryDirectory() as base:
+        (Path(base) / "x.tar").write_bytes(buffer.getvalue())
+        store = StoreSpec(base).open()
+        (entry,) = store.list()
+        scan, data, linked = scan_shard(store, entry), store.get("x.tar").data, LinkedParts(store)
+        read = {}
+        for start, stop in itertools.pairwise([0, *scan.offsets[1:]]):
+            sample = sample_parts(data, start, stop)
+            places = zip(sample.names, sample.starts, sample.stops, strict=True)
+            parts = {name: data[first:last] for name, first, last in places}
+            parts |= linked.read("x.tar", sample.key, sample.links)
+            read[sample.key] = {name: bytes(part) for name, part in parts.items()}
+    assert read == expected
+    counted = sum(scan.remarks.get(kind, (0, ""))[0] for kind in ("links", "followed_links"))
+    assert counted == sum(not isinstance(part, bytes) for _, _, part in members)

@@ -53,7 +53,13 @@ def iter_members(buffer, start, stop):
 
 def expected(buffer):
     with tarfile.open(fileobj=io.BytesIO(buffer)) as tar:
-        return [(m.name, m.offset, m.offset_data, m.size, m.isreg(), m.linkname) for m in tar]
+        return [(m.name, m.offset, m.offset_data, m.size, m.isreg(), link_of(m)) for m in tar]
+
+
+def link_of(member):
+    """Return the name that a link leads to, as ``tarfile`` looks it up."""
+    folder = member.name.rpartition("/")[0] if member.issym() else ""
+    return "/".join(filter(None, (folder, member.linkname)))
 
 
 @given(
@@ -236,7 +242,7 @@ def test_headers_with_signed_sums_and_other_forms_of_the_checksum_are_read():
         header[148:156] = form % total
         buffer = memoryview(bytes(header) + b"xyz".ljust(512, b"\0"))
         found = (name[0], ["jpg"], [512], [515])
-        assert sample_parts(buffer, 0, 1024) == found
+        assert sample_parts(buffer, 0, 1024)[:4] == found
         assert split_all(buffer, [0], [1024]) in (None, [found])
 
 
@@ -265,7 +271,7 @@ def test_old_and_binary_headers_are_read():
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
     buffer = memoryview(bytes(header) + b"xyz".ljust(512, b"\0"))  # no magic, type NUL
-    assert sample_parts(buffer, 0, 1024) == ("a", ["jpg"], [512], [515])
+    assert sample_parts(buffer, 0, 1024)[:4] == ("a", ["jpg"], [512], [515])
 
 
 @pytest.mark.parametrize(

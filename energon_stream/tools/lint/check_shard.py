@@ -31,7 +31,7 @@ from energon_stream.samples import SourceInfo
 from energon_stream.storage import ByteRange, ListEntry, Store, StoreSpec
 from energon_stream.tar.format import sample_parts
 from energon_stream.tar.remarks import merge_remarks
-from energon_stream.tar.scan import ShardScan, check_names, scan_shard
+from energon_stream.tar.scan import LinkedParts, ShardScan, check_names, scan_shard
 from energon_stream.tools.lint.report import Problem, ShardReport
 from energon_stream.tools.shard_copies import local_copy
 
@@ -95,7 +95,7 @@ class ShardCheck:
         """Check a shard whose bytes ``source`` has, and whose index is in ``store``."""
         scan = scan_shard(source, entry)
         problems = [Problem.of(error, task.path) for error in _disagreements(store, scan, task)]
-        samples = _Samples(self, task, store.url)
+        samples = _Samples(self, task, store.url, LinkedParts(source))
         if source.is_local and (task.decodes or task.checksums is not None):
             data = source.get(entry.path, etag=entry.meta.etag).data
             expected = _checksums(task, len(scan.keys))
@@ -120,7 +120,7 @@ class ShardCheck:
             offsets: Sequence[int] | Int64Array = scan_shard(store, entry).offsets
         else:
             offsets = read_offsets(store, task.path, task.count, 0, task.count)
-        count, samples = len(offsets) - 1, _Samples(self, task, store.url)
+        count, samples = len(offsets) - 1, _Samples(self, task, store.url, LinkedParts(store))
         expected, size = _checksums(task, count), 0
         draws = np.random.Generator(np.random.Philox(key=derive_key("lint", self.seed, task.path)))
         for number in np.flatnonzero(draws.random(count) < self.sample_rate).tolist():
@@ -138,6 +138,7 @@ class _Samples:
     lint: ShardCheck
     task: ShardTask
     url: str
+    linked: LinkedParts
     made: int = 0
     failed: int = 0
     refused: int = 0
@@ -178,7 +179,7 @@ class _Samples:
                 key = found.key
                 if key in self.task.excluded:
                     return
-                parts = {
+                parts: dict[str, bytes | memoryview] = {
                     name: data[start:stop]
                     for name, start, stop in zip(found.names, found.starts, found.stops, strict=True)
                 }
@@ -186,6 +187,7 @@ class _Samples:
                     twice = [name for name, times in Counter(found.names).items() if times > 1]
                     what = f"sample {key!r:.80} has the part {twice[0]!r:.80} twice"
                     errors.append(DuplicateKeyError(what, where=where))
+                parts |= self.linked.read(self.task.path, key, found.links)
                 errors += self._decode(number, key, parts)
         if errors:
             self.failed += 1
@@ -193,7 +195,7 @@ class _Samples:
         elif self.task.decodes and self.lint.decoder is not None:
             self.made += 1
 
-    def _decode(self, number: int, key: str, parts: Mapping[str, memoryview]) -> list[Exception]:
+    def _decode(self, number: int, key: str, parts: Mapping[str, bytes | memoryview]) -> list[Exception]:
         """Decode all parts, then make the sample; return the errors."""
         decoder, factory = self.decoder, self.factory
         if decoder is None:
@@ -222,7 +224,7 @@ class _Samples:
             errors.append(error)
         return errors
 
-    def _look_at(self, name: str, data: memoryview) -> None:
+    def _look_at(self, name: str, data: bytes | memoryview) -> None:
         from energon_stream.decode.images import IMAGE_EXTENSIONS, image_remarks  # PyTorch is imported now
 
         if name.lower().rpartition(".")[2] not in IMAGE_EXTENSIONS:
