@@ -17,6 +17,7 @@ from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.media import AuxStores, DecodeFileStore, FileStore
+from energon_stream.pipeline.failure_notes import JOIN_MEMBER
 from energon_stream.pipeline.leaf import DatasetLeaf, Leaf
 from energon_stream.samples import Sample, SourceInfo
 from energon_stream.schedule import LeafPlan, OrderSpec
@@ -114,7 +115,7 @@ class JoinLeaf:
             try:
                 samples.append(None if found is None else leaf.make(found, restore_key))
             except Exception as error:
-                error.__dict__["member"] = number  # for the list of bad samples
+                error.__dict__[JOIN_MEMBER] = number
                 raise
         if self.names is None:
             joined = self.joiner(*samples)

@@ -99,11 +99,14 @@ def parse_view(value: Mapping[str, Any], where: str, spec_of: Callable[[str], St
     except ConfigError as error:
         raise ConfigError(error.what, where=where, hint=error.hint) from None
     share, exclude, bad = given["share"], list[str | StoreSpec](), list[BadFile]()
-    for name in [] if given["exclude"] is None else map(os.fspath, _names(given["exclude"])):
-        if is_list(name):
+    for each in [] if given["exclude"] is None else _names(given["exclude"]):
+        name = os.fspath(each)
+        if name.endswith(".txt"):
+            exclude.append(spec_of(name))
+        elif is_list(name) or not isinstance(each, str):
             bad.append(BadFile(spec_of(name)))
         else:
-            exclude.append(spec_of(name) if name.endswith(".txt") else name)
+            exclude.append(name)
     if len(exclude) > 1:
         raise ConfigError(
             "exclude names several columns or files of keys",

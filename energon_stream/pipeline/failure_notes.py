@@ -6,14 +6,17 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from energon_stream.errors import EnergonStreamError
 from energon_stream.index.bad_samples import MOST_NAMED, BadSample
 from energon_stream.printable import printable, strip_credentials
 from energon_stream.read.locator import RawSample
 
+JOIN_MEMBER: Final = "join_member"
+"""Attribute of an error: number of the dataset of a join whose sample could not be made."""
 _LONGEST_MESSAGE = 300
+_MOST_CAUSES = 20  # they may be in a circle
 
 
 class SampleRef(NamedTuple):
@@ -76,15 +79,17 @@ class Failures:
 
         Return True for the first error of its kind: of this class, raised in this line.
         """
-        line, places = _line_of(error), self._named(of, path, getattr(error, "member", 0))
+        known = error.__dict__.get  # of errors of the library, and of joins
+        line, places = _line_of(error), self._named(of, path, known(JOIN_MEMBER, 0))
+        part = known("part")
         try:
             text = error.what if isinstance(error, EnergonStreamError) else str(error)
         except Exception:  # of a class of the user
             text = ""
         about: dict[str, Any] = {
-            "part": getattr(error, "part", None),
-            "error": type(error).__name__,
-            "message": printable(strip_credentials(text))[:_LONGEST_MESSAGE],
+            "part": part if isinstance(part, str) else None,
+            "error": type(error).__name__[:_LONGEST_MESSAGE],
+            "message": printable(strip_credentials(text[: 10 * _LONGEST_MESSAGE]))[:_LONGEST_MESSAGE],
             "function": function,
             "line": line,
             "together": max(1, len(places)),
@@ -113,18 +118,19 @@ class Failures:
             refs = {ref: None for _, ref in sources_in(item.key, path)}
             value = item.value
             key = value.get("__key__") if isinstance(value, Mapping) else getattr(value, "__key__", None)
-            if isinstance(key, str):
+            key = str(key) if isinstance(key, str) else None  # without a class of the user
+            if key is not None:
                 keys[key] = None
             for ref in refs:
-                found.setdefault(ref, key if len(refs) == 1 and isinstance(key, str) else None)
+                found.setdefault(ref, key if len(refs) == 1 else None)
         places = [] if self._places is None else self._places(found, "", member)
         return places or [BadSample(key=key) for key in keys]
 
 
 def _line_of(error: BaseException) -> str:
     """Return the file and line where an error, or what caused it, was raised."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    for _ in range(_MOST_CAUSES):
+        error = error.__cause__ or error
     for frame, line in list(traceback.walk_tb(error.__traceback__))[-1:]:
         return f"{Path(frame.f_code.co_filename).name}:{line}"
     return ""

@@ -732,25 +732,28 @@ def fetched(log, name):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_excluded_samples_cost_no_byte(pictures, tmp_path, s3_server, ranks):
-    url, bad = "s3://bucket/pictures", str(tmp_path / "bad.jsonl")
+def test_excluded_samples_cost_no_byte(pictures, s3_server, ranks):
+    """The list is that of a run, and lies in the store too."""
+    url, run = "s3://bucket/pictures", "s3://bucket/runs/a"
     s3_server.upload_folder(pictures, url)
     shared = {"storage_options": s3_server.storage_options, "read_options": ReadOptions(max_gap=0)}
     shared["config"] = {"num_streams": 2}
-    with get_loader(val(url, **shared)) as loader:
-        assert set(flat(loader)) == set(range(SAMPLES)) - BAD.keys()
-        assert told(loader.bad_samples()) == {(url, *rest) for _, *rest in expected(pictures)}
-    assert any(overlap(s3_server.log(), pictures))
-    write_bad_samples(bad, loader.bad_samples())
+    recorded = {"run": run, "run_storage_options": s3_server.storage_options}
+    for rank in range(ranks):
+        with get_savable_loader(val(url, rank=rank, world=ranks, **shared), **recorded) as loader:
+            list(loader)
+    found = read_bad_samples(run, storage_options=s3_server.storage_options)
+    assert told(found) == {(url, *rest) for _, *rest in expected(pictures)}
+    assert all(overlap(s3_server.log(), pictures))
 
     s3_server.reset_counters()
-    found = []
+    numbers = []
     for rank in range(ranks):
-        with get_loader(val(url, rank=rank, world=ranks, exclude=bad, **shared)) as loader:
+        with get_loader(val(url, rank=rank, world=ranks, exclude=run, **shared)) as loader:
             assert len(loader) == -(-(SAMPLES - len(BAD)) // ranks // 4)
-            found += flat(loader)
+            numbers += flat(loader)
             assert loader.bad_samples() == []
-    assert sorted(found) == sorted(set(range(SAMPLES)) - BAD.keys())
+    assert sorted(numbers) == sorted(set(range(SAMPLES)) - BAD.keys())
     assert not any(overlap(s3_server.log(), pictures))
 
 
