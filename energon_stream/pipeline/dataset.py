@@ -156,20 +156,10 @@ class SavableDataset(ABC, Generic[T_co]):
         """Count the reader datasets below; each reads ahead on its own."""
         return max(1, sum(dataset.count_readers() for dataset in self.inputs))
 
-    def places(self, named: Named, path: str = "", member: int = 0) -> list[BadSample]:
-        """Name samples that failed, with their datasets, shards and keys.
-
-        Args:
-            named: The samples, as this pipeline's keys have them; each with what is known of its key.
-            path: Place of this dataset in the pipeline, see ``Context.path``.
-            member: Of samples of joins, the number of the joined dataset that failed.
-        """
-        inner = enumerate(self.inputs) if named else ()
-        return [
-            place
-            for number, dataset in inner
-            for place in dataset.places(named, self.input_path(path, number), member)
-        ]
+    def places(self, named: Named, path: str, member: int) -> list[BadSample]:
+        """Name the samples in the readers below, this dataset being at ``path``; ``member`` is of joins."""
+        inner = [(dataset, self.input_path(path, number)) for number, dataset in enumerate(self.inputs)]
+        return [place for dataset, at in inner for place in dataset.places(named, at, member)]
 
     def __len__(self) -> int:
         return self.len_rank()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -44,8 +44,6 @@ def sources_in(key: Any, path: str = "", call: int | None = None) -> Iterator[tu
 
 Named: TypeAlias = "Mapping[SampleRef, RawSample | str | None]"
 """Samples, each as it is in its dataset, or with the key that an element has, or None."""
-Places: TypeAlias = "Callable[[Named, str, int], list[BadSample]]"
-"""Names samples of a pipeline; see ``SavableDataset.places``."""
 
 
 class Notes(NamedTuple):
@@ -56,10 +54,10 @@ class Notes(NamedTuple):
 
 
 class Failures:
-    """Notes what fails in a process, until a step takes the notes."""
+    """Notes what fails in a process, until a step takes the notes. The dataset names the samples."""
 
-    def __init__(self, places: Places | None = None) -> None:
-        self._places = places
+    def __init__(self, dataset: Any = None) -> None:
+        self._dataset = dataset
         self._kinds: set[tuple[type[Exception], str]] = set()
         self.notes: Notes = Notes([0, 0, 0], [])
 
@@ -123,7 +121,7 @@ class Failures:
                 keys[key] = None
             for ref in refs:
                 found.setdefault(ref, key if len(refs) == 1 else None)
-        places = [] if self._places is None else self._places(found, "", member)
+        places = [] if self._dataset is None else self._dataset.places(found, "", member)
         return places or [BadSample(key=key) for key in keys]
 
 

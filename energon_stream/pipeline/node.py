@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from energon_stream.pipeline.failure_notes import Failures, Named
+from energon_stream.pipeline.failure_notes import Failures
 from energon_stream.rng import derive_key
 from energon_stream.schedule.saved import damaged, is_count, shown
 
 if TYPE_CHECKING:
-    from energon_stream.index.bad_samples import BadSample
     from energon_stream.read.consume import ReaderGroup
     from energon_stream.schedule import WeightChange
     from energon_stream.worker import WorkerConfig
@@ -145,6 +144,3 @@ class Runnable(Protocol):
 
     def count_readers(self) -> int:
         """Count the reader datasets below; each reads ahead on its own."""
-
-    def places(self, named: Named, path: str = "", member: int = 0) -> list[BadSample]:
-        """Name samples that failed; see ``SavableDataset.places``."""

@@ -284,7 +284,7 @@ class ReaderDataset(SavableDataset[Any]):
             "parts": list(raw.parts),
         }
 
-    def places(self, named: Named, path: str = "", member: int = 0) -> list[BadSample]:
+    def places(self, named: Named, path: str, member: int) -> list[BadSample]:
         found = {ref: self._place(ref, known, member) for ref, known in named.items() if ref.path == path}
         unknown = [ref for ref, place in found.items() if place.key is None]
         leaves, numbers = [ref.leaf for ref in unknown], [ref.number for ref in unknown]

@@ -139,7 +139,7 @@ class StreamRunner:
         self._nodes: dict[int, Node] = {}
         self._batches: dict[int, int] = {}
         self._counts: dict[int, list[int]] = {}  # as of :class:`Notes`, since the start
-        self._failures = Failures(dataset.places)
+        self._failures = Failures(dataset)
         log = debug_log(self._config.worker_log_level)
         self._log = None if log is None else log.BatchLines(dataset)
         readers = len(streams) * dataset.count_readers()
