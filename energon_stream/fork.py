@@ -174,6 +174,15 @@ def signals_held(numbers: Collection[int]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def pickled(value: Any) -> bytes:
+    """Return a pickle of a value, with tensors of any dtype."""
+    if "torch" not in sys.modules:
+        return pickle.dumps(value)
+    from energon_stream.samples.tensor_pickles import dumps
+
+    return dumps(value)
+
+
 def pickled_error(error: BaseException) -> bytes | None:
     """Return a pickled error; None if it cannot be pickled, or, as many, not unpickled."""
     try:
@@ -245,7 +254,7 @@ def _answer(writing: int, function: Callable[..., Any], args: tuple[Any, ...]) -
     try:
         begin_child()
         try:
-            answer = pickle.dumps((True, function(*args), ""))
+            answer = pickled((True, function(*args), ""))
         except BaseException as error:
             answer = _error_answer(error, function)
         with os.fdopen(writing, "wb") as pipe:

@@ -29,6 +29,7 @@ import torch
 
 from energon_stream.errors import WorkerError
 from energon_stream.loader.observe.profile import CHANNEL, CONSUMER, counts_as
+from energon_stream.samples.tensor_pickles import TensorPickler, bytes_of, is_plain, tensor_of
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -109,11 +110,6 @@ class Wire:
             os.close(file)
 
 
-def _can_share(tensor: torch.Tensor) -> bool:
-    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad
-    return plain and not tensor.is_quantized and tensor.nbytes >= _MIN_SHARED
-
-
 class _Lease:
     """A slot of which views exist; ``ended`` is called once, on any thread, when the last of them is gone."""
 
@@ -139,7 +135,7 @@ class _Lease:
             self._ended()
 
 
-class _Pickler(pickle.Pickler):
+class _Pickler(TensorPickler):
     """Moves large values from the pickle to shared memory."""
 
     def __init__(self, file: io.BytesIO, sender: Sender) -> None:
@@ -152,11 +148,9 @@ class _Pickler(pickle.Pickler):
             if len(obj) >= _MIN_SHARED:
                 place = self._sender.place(memoryview(obj))
                 return None if place is None else ("b", *place)
-        elif kind is torch.Tensor and _can_share(obj):
-            place = self._sender.place_of(obj)
-            if place is None:
-                place = self._sender.place(memoryview(obj.contiguous().view(-1).view(torch.uint8).numpy()))
-            return None if place is None else ("t", *place, str(obj.dtype)[6:], tuple(obj.shape))
+        elif kind is torch.Tensor and is_plain(obj) and obj.nbytes >= _MIN_SHARED:
+            place = self._sender.place_of(obj) or self._sender.place(bytes_of(obj))
+            return None if place is None else ("t", *place, obj.dtype, tuple(obj.shape), obj.requires_grad)
         return None
 
 
@@ -172,8 +166,7 @@ class _Unpickler(pickle.Unpickler):
         data = self._receiver.data_at(start, size, copied=kind == "b")
         if kind == "b":
             return data
-        dtype, shape = rest
-        return torch.frombuffer(data, dtype=getattr(torch, dtype)).reshape(shape)
+        return tensor_of(data, *rest)
 
 
 class Sender:
@@ -251,13 +244,32 @@ class Sender:
         """Send a message; wait while too many are unacknowledged. Raises ParentGoneError."""
         self._take_acknowledgements(self._depth - 1)
         buffer = io.BytesIO()
-        _Pickler(buffer, self).dump(message)
+        try:
+            _Pickler(buffer, self).dump(message)
+        except Exception as error:
+            step = message[0] if isinstance(message, tuple) else message
+            raise self._cannot_send(getattr(step, "value", step), error) from error
         self._leave_slot()
         self._unacknowledged += 1
         try:
             self._pipe.send_bytes(buffer.getbuffer())
         except OSError as error:
             raise ParentGoneError from error
+
+    def _cannot_send(self, value: Any, error: Exception, place: tuple[str, ...] = ()) -> WorkerError:
+        """Return the error for a value that cannot be pickled; it names the innermost one."""
+        parts = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        for name, part in enumerate(value) if isinstance(value, list | tuple) else parts.items():
+            try:
+                _Pickler(io.BytesIO(), self).dump(part)
+            except Exception as cause:
+                return self._cannot_send(part, cause, (*place, str(name)))
+        return WorkerError(
+            f"a worker cannot send a {type(value).__name__} to the main process: "
+            f"{type(error).__name__}: {error}",
+            where="/".join(place) or None,
+            hint="return values that can be pickled, or use num_workers=0",
+        )
 
     def _leave_slot(self) -> None:
         """Go on with another slot, after a message or without one."""
@@ -311,6 +323,11 @@ class Receiver:
             raise EOFError("the worker is gone") from error
         try:
             return _Unpickler(io.BytesIO(message), self).load()
+        except Exception as error:
+            raise WorkerError(
+                f"what a worker sent cannot be read here: {type(error).__name__}: {error}",
+                hint="return values that can be pickled and read again, or use num_workers=0",
+            ) from error
         finally:
             if self._lease is not None:
                 self._lease.release()

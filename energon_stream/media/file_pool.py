@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from energon_stream.errors import ConfigError, EnergonStreamError, StorageError
-from energon_stream.fork import PerProcess
+from energon_stream.fork import PerProcess, pickled
 from energon_stream.media.file_store import FileStore, add_source
 from energon_stream.media.pool import CachePool, DataLazy, DirectLazy, Lazy
 from energon_stream.storage import Fetcher
@@ -204,7 +204,7 @@ class _PoolFolder:
 
     def keep(self, data: Any, name: str) -> Lazy[Any]:
         """Write data that comes from no store."""
-        packed = pickle.dumps(data)
+        packed = pickled(data)
         if len(packed) > self._max_bytes:
             return DataLazy(data, name)
         with self._lock:
@@ -253,7 +253,7 @@ class _PoolFolder:
     def _packed(self, store: FileStore[Any], fname: str) -> tuple[Any, SourceInfo]:
         if self.method == "pickle":
             data, source = store[fname]
-            return pickle.dumps(data), source
+            return pickled(data), source
         data, source = store.read(fname)
         if not isinstance(data, bytes):
             raise ConfigError(

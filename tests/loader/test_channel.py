@@ -4,10 +4,13 @@ at it.
 
 import gc
 import random
+import threading
 
+import numpy as np
 import pytest
 import torch
 
+from energon_stream.errors import WorkerError
 from energon_stream.loader.channel import ParentGoneError, Receiver, Sender, Wire
 from energon_stream.pipeline.collate import batch_stack, generic_batch
 from energon_stream.pipeline.failures import FailureGuard
@@ -180,3 +183,108 @@ def test_a_closed_channel_is_no_failure_of_a_sample(ends):
     with pytest.raises(ParentGoneError):
         guard.call(fill, 1, 0, of=())
     assert not handled
+
+
+def dtypes():
+    found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    quantized = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}
+    return sorted(found - quantized, key=str)
+
+
+def with_dtype(data, dtype):
+    made = torch.empty(0, dtype=dtype)
+    return made.set_(torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()) if data else made
+
+
+def bytes_in(tensor):
+    if tensor.layout is torch.sparse_coo:
+        return bytes_in(tensor._indices()) + bytes_in(tensor._values())
+    if tensor.is_nested:
+        return b"".join(map(bytes_in, tensor.unbind()))
+    plain = tensor.int_repr() if tensor.is_quantized else tensor.detach().resolve_conj().resolve_neg()
+    plain, whole = plain.contiguous(), torch.empty(0, dtype=torch.uint8)
+    start = plain.storage_offset() * plain.itemsize
+    return bytes(whole.set_(plain.untyped_storage(), start, (plain.nbytes,), (1,)).numpy())
+
+
+@pytest.mark.parametrize("shared", [0, SLOT * 3])
+def test_tensors_of_every_dtype_arrive_small_or_large(shared):
+    wire = Wire(shared, 2)
+    ends = Sender(wire), Receiver(wire)
+    for dtype in dtypes():
+        for count in (0, 1, 37, 1500, 6000 // dtype.itemsize + 1):
+            data = random.Random(count).randbytes(count * dtype.itemsize)
+            tensor = with_dtype(data, dtype)
+            value = {"flat": tensor, "scalar": tensor.view(()) if count == 1 else None}
+            found = sent(ends, value)
+            assert (found["flat"].dtype, found["flat"].shape) == (dtype, (count,))
+            assert bytes_in(found["flat"]) == data
+            if count == 1:
+                assert (found["scalar"].shape, bytes_in(found["scalar"])) == ((), data)
+    ends[1].close()
+
+
+class Marked(torch.Tensor):
+    """A class of a user."""
+
+
+def odd_tensors():
+    wide = torch.arange(6000).view(60, 100)
+    ragged = [torch.rand(3), torch.rand(900)]
+    noted = torch.ones(2000)
+    noted.note = "kept"
+    quantized = torch.quantize_per_tensor(torch.rand(2000), 0.1, 3, torch.quint8)
+    return {
+        "turned": wide.T,
+        "every other": wide.to(torch.uint16)[:, ::2],
+        "expanded": torch.ones(1, dtype=torch.float8_e5m2).expand(3000),
+        "slice": wide[3, 5:9],
+        "conjugate": torch.rand(700, dtype=torch.complex64).conj(),
+        "negative": torch.rand(700, dtype=torch.complex64).conj().imag,
+        "gradient": torch.ones(5, dtype=torch.float8_e4m3fn, requires_grad=True),
+        "large gradient": torch.rand(3000, requires_grad=True),
+        "parameter": torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
+        "subclass": torch.ones(3, dtype=torch.uint32).as_subclass(Marked),
+        "sparse": torch.eye(9, dtype=torch.float64).to_sparse(),
+        "rows": torch.eye(9).to_sparse_csr(),
+        "nested": torch.nested.nested_tensor(ragged),
+        "quantized": quantized,
+        "noted": noted,
+    }
+
+
+@pytest.mark.parametrize("shared", [0, SLOT * 3])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, on kinds of tensors that it calls experimental
+def test_odd_tensors_arrive_as_they_are(shared):
+    wire = Wire(shared, 2)
+    ends = Sender(wire), Receiver(wire)
+    for name, tensor in odd_tensors().items():
+        found = sent(ends, [tensor])[0]
+        kept = ("dtype", "layout", "requires_grad", "is_quantized", "is_nested", "__class__")
+        assert [getattr(found, each) for each in kept] == [getattr(tensor, each) for each in kept], name
+        if tensor.layout is torch.sparse_csr:
+            found, tensor = found.to_dense(), tensor.to_dense()
+        assert bytes_in(found) == bytes_in(tensor), name
+        assert getattr(found, "note", None) == getattr(tensor, "note", None)
+        assert tensor.is_nested or found.shape == tensor.shape
+    ends[1].close()
+
+
+def test_arrays_arrive_as_they_are(ends):
+    structured = np.zeros(3, dtype=[("größe", "<i4"), ("x", ">f8", 2)])
+    structured["größe"] = [1, 2, 3]
+    values = [np.float16(3), np.datetime64("2020-01-01"), structured, structured[1], np.arange(9000)[::2],
+              np.array(["a", "größe"]), np.ma.array([1, 2], mask=[0, 1]), np.float64("nan")]  # fmt: skip
+    for value in values:
+        found = sent(ends, value)
+        assert (type(found), found.dtype, found.shape) == (type(value), value.dtype, value.shape)
+        assert found.tobytes() == value.tobytes()
+
+
+def test_a_value_that_cannot_be_sent_is_named(ends):
+    sender, _ = ends
+    batch = {"image": torch.ones(5000), "meta": [{"path": "x"}, {"lock": threading.Lock()}]}
+    with pytest.raises(WorkerError, match=r"cannot send a lock .* \[meta/1/lock\]"):
+        sender.send(batch)
+    del batch["meta"]
+    assert sent(ends, batch)["image"].equal(torch.ones(5000))

@@ -41,6 +41,8 @@ def payload(x):
         "image": torch.full((3, 40, 40), x, dtype=torch.uint8),
         "half": torch.arange(3000, dtype=torch.bfloat16) + x,
         "strided": torch.arange(10_000).reshape(100, 100).T + x,
+        "ids": torch.tensor([x, x + 1], dtype=torch.uint16),
+        "eighth": torch.full((3,), x % 8).to(torch.float8_e4m3fn),
         "text": "é" * x,
     }
 
