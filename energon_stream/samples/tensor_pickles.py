@@ -1,4 +1,4 @@
-"""Pickles of values with tensors of any dtype: torch itself has none of ``uint16``, ``float8_e5m2`` and others."""
+"""Pickles of values with tensors of any dtype: torch has none of ``uint16``, ``float8_e5m2`` and others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a plain tensor, which are copied if it is not contiguous."""
     whole = tensor.detach().contiguous()
-    return _bytes_in(whole.untyped_storage(), int(whole.storage_offset() * whole.element_size()), whole.nbytes)
+    return _bytes_in(
+        whole.untyped_storage(), int(whole.storage_offset() * whole.element_size()), whole.nbytes
+    )
 
 
 def tensor_of(
