@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,8 +19,11 @@ from energon_stream.errors import (
     StorageError,
 )
 from energon_stream.storage._answers import object_changed, short_body
+from energon_stream.storage.mapping import map_file
 from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
 from energon_stream.urls import local_path
+
+_MOST_MAPS = 1024  # that a process remembers; a map costs no memory, and Linux allows 65,530 of them
 
 
 class LocalStore:
@@ -41,8 +43,6 @@ class LocalStore:
 
     def __init__(self, root: str) -> None:
         self.url: str = local_path(root)
-        # lru_cache has no lock in Python, so a fork cannot leave one locked.
-        self._map = lru_cache(maxsize=64)(_map_file)
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         view, version = self._view(path, etag)
@@ -98,8 +98,8 @@ class LocalStore:
             Path(location).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Forget the maps; live views keep their own."""
-        self._map.cache_clear()
+        """Forget the maps of this process; live views keep their own."""
+        _map_file.cache_clear()
 
     def _locate(self, path: str) -> str:
         return os.path.join(self.url, path) if path else self.url
@@ -112,7 +112,7 @@ class LocalStore:
                 if etag not in (None, version):
                     raise object_changed(location)
                 try:
-                    return self._map(location, version), version
+                    return _map_file(location, version), version
                 except ObjectChangedError:  # replaced between the two lines; look again
                     continue
 
@@ -125,13 +125,14 @@ def _etag(status: os.stat_result) -> str:
     return f'"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"'
 
 
+# It has no lock in Python, so a fork cannot leave one locked.
+@lru_cache(maxsize=_MOST_MAPS)
 def _map_file(location: str, version: str) -> memoryview:
     with open(location, "rb") as file:
         status = os.fstat(file.fileno())
         if _etag(status) != version:
             raise object_changed(location)
-        # An empty file cannot be mapped.
-        return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if status.st_size else b"")
+        return map_file(file.fileno(), status.st_size)
 
 
 def _not_found(location: str) -> ObjectNotFoundError:

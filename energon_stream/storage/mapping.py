@@ -1,0 +1,36 @@
+"""Memory maps that keep no file descriptor: Python's own keep one each, and a process has about a thousand."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+import numpy as np
+
+_library = ctypes.CDLL(None, use_errno=True)
+_library.mmap.restype = ctypes.c_void_p
+_library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class _Map:
+    """Owns mapped bytes; arrays of them keep it alive."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__array_interface__ = {"data": (address, True), "shape": (size,), "typestr": "|u1", "version": 3}
+        self._place, self._unmap = (address, size), _library.munmap
+
+    def __del__(self) -> None:
+        self._unmap(*self._place)
+
+
+def map_file(descriptor: int, size: int) -> memoryview:
+    """Return a read-only view of a file's first bytes, which stays when the file is closed. Raises OSError."""
+    if not size:  # nothing can be mapped
+        return memoryview(b"")
+    address = _library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return memoryview(np.asarray(_Map(address, size)))
