@@ -54,7 +54,20 @@ def local_path(path: str) -> str:
         path = path[len(_MSC_FILES) - 1 :]
     elif is_url(path):
         path = path.partition("://")[2]
-    return os.path.abspath(os.path.expanduser(path))
+    return absolute_path(path)
+
+
+def absolute_path(path: str) -> str:
+    """Return a local path from the root on, with ``~`` expanded. Raises ConfigError if that is impossible."""
+    expanded = os.path.expanduser(path)
+    if expanded.split("/", 1)[0] == "~":
+        hint = "set HOME, or write the path from the root on"
+        raise ConfigError("this process has no home folder", where=path, hint=hint)
+    try:
+        return os.path.abspath(expanded)
+    except FileNotFoundError as error:
+        hint = "start the program in a folder that exists, or write the path from the root on"
+        raise ConfigError("the working directory was removed", where=path, hint=hint) from error
 
 
 def _dataset_path(url: str) -> str:

@@ -10,7 +10,7 @@ ROOT = Path(energon_stream.__file__).parent
 BASE = {
     "arrays", "atomic_files", "conventions", "drawing", "edataclass", "errors", "fork", "imports",
     "limits", "logs", "plugins", "printable", "progress", "rng", "samples", "selection", "threads", "tracing",
-    "urls", "worker",
+    "system_errors", "temporary_folders", "urls", "worker",
 }  # fmt: skip
 CORE = [
     BASE,

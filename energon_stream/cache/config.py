@@ -5,22 +5,29 @@ from __future__ import annotations
 import math
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from energon_stream.cache.records import LARGEST_BLOCK, LINE_BYTES
 from energon_stream.errors import ConfigError
+from energon_stream.urls import absolute_path
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgtp])(i?)b?|b)?\s*", re.IGNORECASE)
 
 
 def node_directory() -> str:
-    """Return ``ENERGON_STREAM_CACHE_DIR``, else ``energon_stream`` in ``XDG_CACHE_HOME`` (``~/.cache``)."""
+    """Return ``ENERGON_STREAM_CACHE_DIR``, else ``energon_stream`` in ``XDG_CACHE_HOME`` (``~/.cache``).
+
+    A process without a home folder gets one in the system's folder for temporary files, by its user's number.
+    """
     named = os.environ.get("ENERGON_STREAM_CACHE_DIR")
     if not named:
         named = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "energon_stream")
-    return os.path.abspath(os.path.expanduser(named))
+        if os.path.expanduser(named).startswith("~"):
+            named = os.path.join(tempfile.gettempdir(), f"energon_stream-{os.getuid()}")
+    return absolute_path(named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.directory, (str, os.PathLike)) or not os.fspath(self.directory):
             raise ConfigError(f"the cache directory is {self.directory!r}", hint="Name a folder.")
-        directory = os.path.abspath(os.path.expanduser(self.directory))
+        directory = absolute_path(os.fspath(self.directory))
         object.__setattr__(self, "directory", directory)
         if self.policy not in ("pin", "lru"):
             raise ConfigError(f"unknown cache policy {self.policy!r}", hint="Use 'pin' or 'lru'.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.index.bad_samples import BadList, write_bad_samples
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.progress import Progress
+from energon_stream.temporary_folders import temporary_folder
 from energon_stream.tools.lint.check_dataset import lint_dataset
 
 if TYPE_CHECKING:
@@ -133,13 +133,15 @@ def _check_samples(
 ) -> dict[str, int]:
     """Count the samples of a split that can be made, and that fail."""
     samples = 0
-    with tempfile.NamedTemporaryFile(prefix="energon-lint-") as counted:
+    with temporary_folder(use="lint") as folder:
+        counted = os.path.join(folder, "failures")
+        open(counted, "wb").close()
         with Progress(unit="sample", enabled=progress) as shown:
-            note = partial(_note_failure, counted.name)
+            note = partial(_note_failure, counted)
             for _ in make_samples(path, split, note, workers, bad, **options):
                 samples += 1
                 shown.advance()
-        errors = os.path.getsize(counted.name)
+        errors = os.path.getsize(counted)
     if not wants_json():
         echo(f"{split}: {samples} samples made, {errors} errors")
     return {"made": samples, "failed": errors}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import re
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from click.shell_completion import CompletionItem
 from energon_stream import conventions
 from energon_stream.cli.terminal import printable_messages
 from energon_stream.errors import EnergonStreamError
-from energon_stream.printable import printable
+from energon_stream.printable import as_sentence, printable
+from energon_stream.system_errors import remedy
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C or SIGTERM has ended."""
@@ -131,6 +133,16 @@ class _Group(click.Group):
                 return super().invoke(ctx)
         except EnergonStreamError as error:
             raise click.ClickException(printable(in_flags(str(error), _flags_of(self, ctx)))) from error
+        except OSError as error:
+            if error.errno in (
+                None,
+                errno.EPIPE,
+            ):  # click ends quietly where nobody reads its output any more
+                raise
+            hint = remedy(error)
+            raise click.ClickException(
+                printable(f"{error}. {as_sentence(hint)}" if hint else str(error))
+            ) from error
         except click.Abort:  # Ctrl-C or the end of the input at a question; all are asked before work begins
             click.echo("\nStopped before all questions were answered. Nothing was changed.", err=True)
             click.echo("Run the command again; --help lists options that answer the questions.", err=True)

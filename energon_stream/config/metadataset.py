@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import repeat
@@ -44,6 +43,7 @@ from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.join_index import NonMatch
 from energon_stream.index.yaml_io import check_keys
 from energon_stream.printable import nearest
+from energon_stream.urls import absolute_path
 
 if TYPE_CHECKING:
     from energon_stream.storage import StoreSpec
@@ -218,7 +218,7 @@ class _Parser:
             return replace(spec, through=None)
         read_keys(cache, _CACHE_KEYS, at)
         if isinstance(directory := cache.get("directory"), str):
-            self.spec_of(os.path.abspath(directory))  # may a file of this store name the local disk?
+            self.spec_of(absolute_path(directory))  # may a file of this store name the local disk?
         return replace(spec, through=CacheLayer(CacheConfig(**cache)))
 
     def aux(self, value: Any, at: str) -> AuxRef:

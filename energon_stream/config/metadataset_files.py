@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +24,7 @@ from energon_stream.index.info_files import load_document
 from energon_stream.index.yaml_io import read_document
 from energon_stream.limits import Limits
 from energon_stream.storage import StoreLayer, StoreSpec, Transport, shared_fetcher
-from energon_stream.urls import is_local, join_url, parent_url, plain_or_dataset
+from energon_stream.urls import absolute_path, is_local, join_url, parent_url, plain_or_dataset
 
 if TYPE_CHECKING:
     from energon_stream.config.subset import Subset
@@ -60,7 +59,10 @@ class MetadatasetFiles:
         """
         if isinstance(root, Mapping):
             return parse_metadataset(
-                root, where="the given dict", spec_of=partial(self._beside, os.getcwd(), None), file=None
+                root,
+                where="the given dict",
+                spec_of=partial(self._beside, absolute_path(""), None),
+                file=None,
             )
         spec = self.spec(root)
         self._read([spec])

@@ -19,7 +19,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -41,6 +40,7 @@ from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter, sqlite
 from energon_stream.index.yaml_io import read_text
 from energon_stream.storage import ByteRange, ListEntry, StoreSpec
 from energon_stream.tar.scan import check_names, scan_shard
+from energon_stream.temporary_folders import temporary_folder
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
@@ -165,7 +165,7 @@ def build_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> J
     rows = skipped = 0
     missing = np.zeros(len(members), dtype=np.int64)
     with ExitStack() as stack:
-        folder = stack.enter_context(TemporaryDirectory(prefix="energon-join-"))
+        folder = stack.enter_context(temporary_folder(use="join"))
         databases = [_database(member.index, stack) for member in members]
         partners = [
             _Partners(member.index, databases[0], own, stack)
@@ -255,7 +255,7 @@ def _database(index: WebDatasetIndex, stack: ExitStack) -> str:
     try:
         return stack.enter_context(sqlite_file(store))
     except NotPreparedError:
-        path = f"{stack.enter_context(TemporaryDirectory(prefix='energon-join-'))}/index.sqlite"
+        path = f"{stack.enter_context(temporary_folder(use='join'))}/index.sqlite"
         order = _shard_ids(index)
         with SqliteWriter(path, list(order)) as writer:
             for shard in index.shard_paths:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from energon_stream.errors import DuplicateKeyError, NotPreparedError, ObjectNotFoundError
 from energon_stream.index.info_files import META_FOLDER
 from energon_stream.storage.in_order import stream_object
+from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import local_path
 
 if TYPE_CHECKING:
@@ -110,15 +110,6 @@ def duplicate_key(key: str, first: str, second: str) -> DuplicateKeyError:
         f"the sample key {key!r} appears twice: {first} and {second}",
         hint="give each sample of the dataset a key of its own, or pass fix_duplicates=True",
     )
-
-
-@contextmanager
-def temporary_folder(parent: str | os.PathLike[str] | None) -> Iterator[str]:
-    """Yield a new local folder, in ``parent`` or where the system has such; it is removed at the end."""
-    if parent is not None:
-        os.makedirs(parent, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="energon-prepare-", dir=parent) as folder:
-        yield folder
 
 
 @contextmanager

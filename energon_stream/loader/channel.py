@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import io
 import math
 import mmap
@@ -80,8 +81,14 @@ class Wire:
         shared_bytes = self.slot_bytes * (depth + 1 + _HELD_SLOTS)
         if shared_bytes and hasattr(os, "memfd_create"):
             self._file = os.memfd_create("energon-stream")
-            os.ftruncate(self._file, shared_bytes)
-            self.shared = mmap.mmap(self._file, shared_bytes)
+            try:
+                os.ftruncate(self._file, shared_bytes)
+                self.shared = mmap.mmap(self._file, shared_bytes)
+            except OSError as error:
+                os.close(self._file)
+                self._file = None
+                if error.errno != errno.EFBIG:  # `ulimit -f` holds for such memory too; then all is pickled
+                    raise
         _parent_ends.add(self.parent)
         _parent_ends.add(self.monitor)
 

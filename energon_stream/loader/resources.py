@@ -9,36 +9,18 @@ import functools
 import os
 
 from energon_stream.errors import EnergonStreamError, WorkerError
+from energon_stream.system_errors import remedy
 
-_PROCESSES = (
-    "the limit of processes and threads is reached (`ulimit -u`, or pids.max of the container): raise it, or use "
-    "fewer workers"
-)
-_HINTS = {
-    errno.ENFILE: "the system's limit of open files is reached (fs.file-max)",
-    errno.EAGAIN: _PROCESSES,
-    errno.ENOMEM: "the system has no memory for it: use fewer workers, or a smaller byte_budget",
-}
+_LIMITS = errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM
 
 
 def limit_error(error: BaseException, what: str) -> WorkerError | None:
     """Return an error that names the limit which stopped some work; None if no limit did."""
-    hint = None
-    if isinstance(error, EnergonStreamError):
-        return None
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-        hint = _PROCESSES
-    elif isinstance(error, OSError):
-        hint = _HINTS.get(error.errno or 0)
-        if error.errno == errno.EMFILE:
-            used = "this process has too many open files"
-            with contextlib.suppress(ImportError, OSError):
-                import resource
-
-                most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-                used = f"process {os.getpid()} has used up its {most} open files"
-            hint = f"{used}: raise the limit (`ulimit -n`), or use fewer workers"
-    return None if hint is None else WorkerError(f"{what}: {error}", hint=hint)
+        error = OSError(errno.EAGAIN, str(error))
+    if isinstance(error, EnergonStreamError) or not isinstance(error, OSError) or error.errno not in _LIMITS:
+        return None
+    return WorkerError(f"{what}: {error}", hint=remedy(error))
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

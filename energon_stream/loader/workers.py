@@ -23,6 +23,7 @@ from energon_stream.loader.resources import limit_error
 from energon_stream.loader.start import choose_start_method, start_process
 from energon_stream.loader.worker_process import HELD_SIGNALS, Failure, run_worker
 from energon_stream.pipeline.stream_runner import Step
+from energon_stream.urls import absolute_path
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -72,6 +73,8 @@ class LoaderWorker:
         context: BaseContext = multiprocessing.get_context(method)
         # A fork server has the environment of the time when it started.
         environment = dict(os.environ) if method == "forkserver" else None
+        if method != "fork":
+            absolute_path("")  # the working directory, in which such processes start
         try:
             wire = Wire(options.shared_bytes, options.prefetch_factor * len(streams))
             process = context.Process(  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ processes, so a killed worker leaves nothing.
 
 from __future__ import annotations
 
+import glob
 import itertools
 import os
 import pickle
@@ -30,6 +31,8 @@ from energon_stream.fork import PerProcess, pickled
 from energon_stream.media.file_store import FileStore, add_source
 from energon_stream.media.pool import CachePool, DataLazy, DirectLazy, Lazy
 from energon_stream.storage import Fetcher
+from energon_stream.temporary_folders import lock_folder, remove_abandoned
+from energon_stream.urls import absolute_path
 
 if TYPE_CHECKING:
     from energon_stream.samples import SourceInfo
@@ -80,7 +83,11 @@ class FileStoreCachePool(CachePool):
         if method not in ("raw", "pickle"):
             raise ConfigError(f"method is {method!r}", hint="use 'raw' or 'pickle'")
         parent = tempfile.gettempdir() if parent_cache_dir is None else os.fspath(parent_cache_dir)
-        self._root = os.path.join(os.path.abspath(parent), f"cache_{secrets.token_hex(8)}")
+        for old in glob.glob(os.path.join(glob.escape(absolute_path(parent)), "cache_*")):
+            if remove_abandoned(old, ""):
+                with suppress(OSError):  # other processes have files there
+                    os.rmdir(old)
+        self._root = os.path.join(absolute_path(parent), f"cache_{secrets.token_hex(8)}")
         max_bytes = int(max_cache_size_gbytes * 1e9)
         make = partial(_PoolFolder, self._root, num_workers, max_bytes, max_cache_count, method)
         self._files = PerProcess(make, drop_inherited=True)
@@ -182,6 +189,7 @@ class _PoolFolder:
         with _named_errors(root):
             os.makedirs(root, mode=0o700, exist_ok=True)
             self._folder = folder = tempfile.mkdtemp(prefix=f"{self.pid}_", dir=root)
+            self._lock_file = lock_folder(folder)
         Finalize(self, shutil.rmtree, (self._folder, True), exitpriority=0)
         self._fetcher = Fetcher(num_workers)
         self._max_bytes, self._max_count = max_bytes, max_count

@@ -20,7 +20,7 @@ from energon_stream.imports import LazyModule
 from energon_stream.index.checksums import digest
 from energon_stream.index.guarded_sqlite import connect_local, damaged_index
 from energon_stream.index.info_files import INFO_JSON, parse_info
-from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file, temporary_folder
+from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.index.yaml_io import read_document
 from energon_stream.media.metadata import deserialize_media_metadata, media_fields
 from energon_stream.storage import ListEntry, Store, StoreSpec
@@ -33,6 +33,7 @@ from energon_stream.tables.reading import (
     open_file,
     table_errors,
 )
+from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import is_local
 
 if TYPE_CHECKING:

@@ -24,12 +24,13 @@ from energon_stream.errors import (
 )
 from energon_stream.index.guarded_sqlite import IndexConnection, connect_to_write, damaged_index
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info
-from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file, temporary_folder
+from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.index.yaml_io import read_document
 from energon_stream.prepare.media_headers import MediaFile, MediaFilter, read_av, read_images
 from energon_stream.storage import ListEntry, ObjectMeta, Store, StoreSpec
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.scan import ShardScan, scan_shard
+from energon_stream.temporary_folders import temporary_folder
 
 if TYPE_CHECKING:
     import sqlite3

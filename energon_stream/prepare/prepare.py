@@ -22,7 +22,7 @@ from energon_stream.index.info_files import (
 )
 from energon_stream.index.plain import find_shards, select_shards
 from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_bytes
-from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file, temporary_folder
+from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.prepare.append import OldDataset
 from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.duplicates import separate_tars
@@ -37,6 +37,7 @@ from energon_stream.prepare.publish import (
 from energon_stream.prepare.scanning import Scanner, ScanOptions
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import ListEntry, Store, StoreSpec
+from energon_stream.temporary_folders import temporary_folder
 
 if TYPE_CHECKING:
     import os

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from energon_stream.errors import (
 from energon_stream.storage._answers import object_changed, short_body
 from energon_stream.storage.mapping import map_file
 from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
+from energon_stream.system_errors import remedy
 from energon_stream.urls import local_path
 
 _MOST_MAPS = 1024  # that a process remembers; a map costs no memory, and Linux allows 65,530 of them
@@ -153,9 +153,5 @@ def named_errors(location: str) -> Iterator[None]:
             "the file system refused access", where=location, hint="Check owner and mode of the file."
         ) from error
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise StorageError(
-            f"reading or writing failed: {error.strerror}",
-            where=location,
-            hint="Free some space, and run this again." if is_full else None,
-        ) from error
+        what = f"reading or writing failed: {error.strerror}"
+        raise StorageError(what, where=location, hint=remedy(error)) from error

@@ -1,10 +1,11 @@
-"""Memory maps that keep no file descriptor: Python's own keep one each, and a process has about a thousand."""
+"""Memory maps that keep no file descriptor, as Python's own do: a process may have about a thousand."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +28,11 @@ class _Map:
 
 
 def map_file(descriptor: int, size: int) -> memoryview:
-    """Return a read-only view of a file's first bytes, which stays when the file is closed. Raises OSError."""
+    """Return a read-only view of a file's first bytes; the file may be closed. Raises OSError."""
     if not size:  # nothing can be mapped
         return memoryview(b"")
     address = _library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return memoryview(np.asarray(_Map(address, size)))
+    array: Any = np.asarray(_Map(address, size))
+    return memoryview(array)

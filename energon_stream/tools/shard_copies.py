@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
+import os
 import posixpath
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,8 +14,10 @@ from energon_stream.errors import ConfigError, CorruptTarError, IndexMismatchErr
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store, shared_fetcher
 from energon_stream.storage.in_order import stream_object
 from energon_stream.storage.local import named_errors
+from energon_stream.storage.mapping import map_file
 from energon_stream.tar.format import sample_parts
 from energon_stream.tar.scan import LinkedParts
+from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import local_path
 
 if TYPE_CHECKING:
@@ -61,15 +62,14 @@ def local_copy(store: Store, entry: ListEntry, is_needed: bool = True) -> Iterat
     if store.is_local or not is_needed:
         yield LocalCopy(store, posixpath.join(local_path(store.url), entry.path) if store.is_local else "")
         return
-    with tempfile.NamedTemporaryFile(prefix="energon-shard-") as file:
+    with temporary_folder(use="shard") as folder, open(os.path.join(folder, "shard.tar"), "w+b") as file:
         for piece in stream_object(store, entry.path, etag=entry.meta.etag):
             with named_errors(file.name):
                 file.write(piece)
         with named_errors(file.name):
             file.flush()
-        # The map lives as long as views of it do.
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if entry.meta.size else b""
-        yield LocalCopy(cast("Store", _Copy(store.url, memoryview(data))), file.name)
+        data = map_file(file.fileno(), entry.meta.size)  # which lives as long as views of it do
+        yield LocalCopy(cast("Store", _Copy(store.url, data)), file.name)
 
 
 class SampleRange(NamedTuple):

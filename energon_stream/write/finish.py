@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, read_info
-from energon_stream.index.sqlite_index import temporary_folder
 from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.publish import MetadataOptions, NewFiles, publish
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import StoreSpec
+from energon_stream.temporary_folders import temporary_folder
 from energon_stream.write.journal import WRITING, load_part, load_shards, part_files
 
 if TYPE_CHECKING:

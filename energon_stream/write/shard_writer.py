@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.errors import ConfigError
 from energon_stream.index.index_files import encode_offsets, index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER
-from energon_stream.index.sqlite_index import temporary_folder
 from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.storage import StoreSpec
 from energon_stream.storage.local import named_errors
+from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import local_path
 from energon_stream.write.finish import CRUDE, publish_written
 from energon_stream.write.journal import (

@@ -48,7 +48,8 @@ class Counting(FileStore[bytes]):
 
 
 def files_below(folder):
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    """Files of the pools, without those that mark a folder as a running process's."""
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != ".energon-lock"]
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_a_lazy_always_gives_the_data(kind, pool_of):
     assert lazy != DirectLazy(inner, "5.txt")
     if kind != "none":
         other.get()
-        assert inner.reads == ["5.txt", "6.txt"]  # each once
+        assert sorted(inner.reads) == ["5.txt", "6.txt"]  # each once
         assert isinstance(lazy, FileCacheLazy)
     kept = pool.to_cache({"any": [1, 2]}, "name")
     assert kept.get() == kept.get() == {"any": [1, 2]}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from energon_stream.errors import ConfigError, StorageError
+from energon_stream.temporary_folders import temporary_folder
 from energon_stream.threads import thread_errors
 from energon_stream.tracing import start_recording, stop_recording
 
@@ -63,7 +63,8 @@ class Trace:
             stop_recording()
             raise StorageError(f"the trace cannot be written: {error.strerror}", where=self.path) from error
         self._begin, self._begin_unix = time.perf_counter(), time.time()
-        self._folder = tempfile.mkdtemp(prefix="energon_stream-trace-")
+        self._temporary = contextlib.ExitStack()
+        self._folder = self._temporary.enter_context(temporary_folder(use="trace"))
         self._session, self._lock, self._is_over = session, threading.RLock(), False
         self._timer: threading.Timer | None = None
         running = session()
@@ -107,12 +108,12 @@ class Trace:
                 what = f"the trace cannot be written: {error.strerror}"
                 raise StorageError(what, where=self.path) from error
             finally:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                self._temporary.close()
 
     def _merge(self) -> None:
         events: list[dict[str, Any]] = []
         dropped = 0
-        for name in sorted(os.listdir(self._folder)):
+        for name in sorted(name for name in os.listdir(self._folder) if name.endswith(".json")):
             with open(os.path.join(self._folder, name)) as file:
                 found = json.load(file)
             events += found["events"]

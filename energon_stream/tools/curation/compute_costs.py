@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from energon_stream.tables.expressions import parse_formula
 from energon_stream.tables.reading import read_column, read_file_column
 from energon_stream.tools.curation.function_identity import function_identity
 from energon_stream.tools.curation.map_shards import Shard
+from energon_stream.urls import absolute_path
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Float64Array
@@ -80,8 +80,8 @@ def _call_named(name: str, sample: dict[str, Any]) -> float:
 def _imported(name: str) -> CostFunction:
     if ":" not in name:
         raise ConfigError(f"{name!r} is no function", hint="give package.module:function")
-    if os.getcwd() not in sys.path:  # as `python -m` does, for modules of the current folder
-        sys.path.insert(0, os.getcwd())
+    if absolute_path("") not in sys.path:  # as `python -m` does, for modules of the current folder
+        sys.path.insert(0, absolute_path(""))
     try:
         found: CostFunction = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from energon_stream.errors import SourceError
-from energon_stream.index.sqlite_index import temporary_folder
 from energon_stream.storage.in_order import stream_object
+from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import local_path
 from energon_stream.write.sources.mds import INDEX, untrusted
 from energon_stream.write.sources.source import (

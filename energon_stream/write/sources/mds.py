@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from energon_stream.errors import SourceError, UntrustedPickleError
-from energon_stream.index.sqlite_index import temporary_folder
 from energon_stream.storage.in_order import stream_object
+from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import local_path
 from energon_stream.write.sources.source import (
     Row,
