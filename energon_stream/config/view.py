@@ -55,6 +55,7 @@ _LEAST_KEPT = 1 << 20
 _ROWS = 1 << 18
 _KEYS_AT_A_TIME = 500
 _RULES = "2"  # changes with what a view selects, so that no node keeps an older selection
+_DIGITS = 19  # more than the number of any record has
 _SHARE_KEY = derive_key("share of a view")
 
 
@@ -306,10 +307,7 @@ class _Selecting:
             return self.bad
         wanted = defaultdict[str, set[str | None]](set)
         for key in keys:
-            wanted[key].add(None)
-            shard, in_tar, inner = key.partition(".tar/")  # as samples have it in __key__
-            if in_tar:
-                wanted[inner].add(f"{shard}.tar")
+            _want(wanted, key, None)
         found = {int(index.shard_starts[place]) + number for place, number, _ in _look_up(index, wanted)}
         if len(found) < len(keys):
             numbers = len(keys) - len(found), len(keys)
@@ -319,6 +317,14 @@ class _Selecting:
 
 _Wanted: TypeAlias = "defaultdict[str, set[str | None]]"
 """Shards of samples by key; None for any shard."""
+
+
+def _want(wanted: _Wanted, key: str, shard: str | None) -> None:
+    """Note a sample to look up by its key, which may have its shard as in ``__key__``."""
+    wanted[key].add(shard)
+    tar, in_tar, inner = key.partition(".tar/")
+    if in_tar:
+        wanted[inner].add(f"{tar}.tar")
 
 
 def _look_up(index: WebDatasetIndex, wanted: _Wanted) -> Iterator[tuple[int, int, int]]:
@@ -356,18 +362,18 @@ def _bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
             wanted = defaultdict[str, set[str | None]](set)
             for sample in samples:
                 if sample.key is not None:
-                    wanted[sample.key].add(sample.shard)
+                    _want(wanted, sample.key, sample.shard)
             with suppress(ObjectNotFoundError):
                 rows, samples = list(_look_up(member, wanted)), [each for each in samples if each.key is None]
         if isinstance(index, JoinIndex):
             found.update(_join_rows(index, number, {(place, offset) for place, _, offset in rows}))
             continue
-        shards = {path: place for place, path in enumerate(index.shard_paths)}
+        is_file, shards = not isinstance(index, WebDatasetIndex), dict[str | None, int]()
+        shards.update((None if is_file else path, place) for place, path in enumerate(index.shard_paths))
         for sample in samples:
-            place = shards.get(sample.shard) if sample.shard is not None else 0
-            key = sample.key or ""
-            at = int(key) if sample.index is None and key.isdecimal() else sample.index
-            if place is not None and at is not None and at < index.shard_counts[place]:
+            key, place, at = sample.key or "", shards.get(sample.shard), sample.index
+            at = int(key) if is_file and key.isdecimal() and len(key) < _DIGITS else at
+            if place is not None and at is not None and at < int(index.shard_counts[place]):
                 found.add(int(index.shard_starts[place]) + at)
         found.update(int(index.shard_starts[place]) + at for place, at, _ in rows)
     return np.array(sorted(found), dtype=np.int64)

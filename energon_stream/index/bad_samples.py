@@ -13,16 +13,14 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from energon_stream.errors import MetadataError
+from energon_stream.errors import LimitError, MetadataError
 from energon_stream.index.yaml_io import read_document
+from energon_stream.limits import Limits
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import StoreSpec
 from energon_stream.urls import is_local, local_path
-
-if TYPE_CHECKING:
-    from energon_stream.limits import Limits
 
 _log = logging.getLogger(__name__)
 
@@ -205,10 +203,12 @@ def read_bad_list(spec: StoreSpec, limits: Limits | None = None) -> BadList:
         paths = [entry.path for entry in store.list(BAD_FOLDER) if entry.path.endswith(".jsonl")]
         if not paths:
             store.head(_RUN)  # a folder without it is none of a run
-    found = BadList(most=math.inf)
+    limits, found, count = limits or Limits.from_environment(), BadList(most=math.inf), 0
     for path in sorted(paths):
         lines = bytes(read_document(path, store, limits).data).splitlines()
-        where = f"{store.url}/{path}".rstrip("/")
+        where, count = f"{store.url}/{path}".rstrip("/"), count + len(lines)
+        if count * len(_TYPES) > limits.document_values:
+            raise LimitError(**limits.exceeded("document_values", f"{count:,} lines or more"), where=where)
         found.add(_parsed(line, f"{where}, line {at}") for at, line in enumerate(lines, 1) if line.strip())
     return found
 
@@ -217,11 +217,10 @@ def _parsed(line: bytes, where: str) -> BadSample:
     try:
         found = json.loads(line)
         known = {name: found[name] for name in _TYPES if found.get(name) is not None}
-        if any(type(value) is not _TYPES[name] for name, value in known.items()) or not {
-            "key",
-            "index",
-        } & set(known):
-            raise ValueError("it has no key and no index, or values of other types")
+        if any(type(value) is not _TYPES[name] for name, value in known.items()):
+            raise ValueError("it has values of other types")
+        if known.get("index", 0) < 0 or not known.keys() & {"key", "index"}:
+            raise ValueError("it has no key, and no index of 0 or more")
         return BadSample(**known)
     except (ValueError, AttributeError, RecursionError) as error:
         raise MetadataError(

@@ -42,6 +42,7 @@ from energon_stream.cli.main import main
 from energon_stream.config.join_indices import prepare_metadataset
 from energon_stream.errors import (
     ConfigError,
+    LimitError,
     MetadataError,
     ObjectNotFoundError,
     StorageError,
@@ -262,9 +263,11 @@ def test_a_run_leaves_out_what_another_run_found(pictures, tmp_path):
     assert [[(each.dataset, each.number) for each in samples] for samples in answers] == batches
 
 
-def test_lists_of_ones_own(pictures, tmp_path, caplog):
+def test_lists_of_ones_own(pictures, tmp_path, caplog, monkeypatch):
     bad = tmp_path / "bad.jsonl"
-    bad.write_text('\n{"key": "00000005", "note": "mine"}\n{"shard": "data-000000.tar", "index": 14}\n')
+    bad.write_text(
+        '\n{"key": "data-000000.tar/00000005", "note": "mine"}\n{"shard": "data-000000.tar", "index": 14}\n'
+    )
     with get_loader(val(pictures, exclude=bad)) as loader:
         assert {5, 14}.isdisjoint(flat(loader))
         assert counts(loader.bad_samples()).keys() == BAD.keys() - {5, 14}
@@ -280,16 +283,39 @@ def test_lists_of_ones_own(pictures, tmp_path, caplog):
         '{"key": 5}',
         '{"shard": "data-000000.tar"}',
         '{"key": "a", "index": -1.5}',
+        '{"key": "a", "index": -1}',
+        "[" * 100_000,
     ):
         bad.write_text(f'{{"key": "00000001"}}\n{text}\n')
         with pytest.raises(MetadataError, match=r"line 2(.|\n)*JSON object a line"):
             val(pictures, exclude=bad)
+    bad.write_text('{"key": "00000001"}\n' * 20)
+    monkeypatch.setenv("ENERGON_STREAM_LIMITS", "document_values=200")
+    with pytest.raises(LimitError, match="20 lines or more; the limit document_values is 200"):
+        val(pictures, exclude=bad)
+    monkeypatch.setenv("ENERGON_STREAM_LIMITS", "document_values=220")
+    assert 1 not in flat(val(pictures, exclude=bad))
     with pytest.raises(ObjectNotFoundError):
         val(pictures, exclude=tmp_path / "runs")
     with pytest.raises(ObjectNotFoundError):
         val(pictures, exclude=tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match="several columns"):
         val(pictures, exclude=["a", "b"])
+
+
+@pytest.mark.parametrize("exclude", ["bad.jsonl", "lists/bad.jsonl", "[bad.jsonl, keys.txt]", "lists/"])
+def test_metadatasets_name_lists(pictures, tmp_path, exclude):
+    """Paths are relative to the file; a list is one of samples of this dataset alone."""
+    (tmp_path / "lists/bad").mkdir(parents=True)
+    for name in ("bad.jsonl", "lists/bad.jsonl", "lists/bad/rank-00003.jsonl"):
+        write_bad_samples(tmp_path / name, [BadSample(str(pictures), key=f"{number:08d}") for number in BAD])
+    (tmp_path / "keys.txt").write_text("data-000000.tar/00000000\n")
+    mix = tmp_path / "mix.yaml"
+    kind = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+    mix.write_text(f"{kind}splits: {{train: {{path: {pictures}, exclude: {exclude}}}}}")
+    with get_loader(val(mix)) as loader:
+        assert set(flat(loader)) == set(range(SAMPLES)) - BAD.keys() - ({0} if "keys" in exclude else set())
+    assert loader.bad_samples() == []
 
 
 def test_plain_tars_and_json_lines(pictures, tmp_path):

@@ -112,9 +112,13 @@ class Failures:
 def test_damaged_videos_are_left_out_and_named(tmp_path, videos):
     failures = Failures()
     names, dataset = dataset_of(tmp_path, videos, Task(), num_workers=0, global_error_handler=failures)
-    found = {batch["__sources__"][0].index: batch for batch in get_savable_loader(dataset)}
+    loader = get_savable_loader(dataset)
+    found = {batch["__sources__"][0].index: batch for batch in loader}
     bad = {number for number, name in enumerate(names) if name.startswith("bad")}
     assert failures.found.keys() == bad
+    assert {sample.index: sample.error for sample in loader.bad_samples()} == dict.fromkeys(
+        bad, "DecodeError"
+    )
     assert {type(error) for error in failures.found.values()} == {DecodeError}
     assert found.keys() == set(range(len(names))) - bad
     for number, batch in found.items():
