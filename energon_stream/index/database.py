@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from energon_stream.cache.cached_store import forget
+from energon_stream.errors import MetadataError
 from energon_stream.fork import PerProcess
 from energon_stream.index.guarded_sqlite import IndexConnection, connect_local, damaged_index
 from energon_stream.index.remote_sqlite import RemoteDatabase, RemoteFile
@@ -19,7 +21,6 @@ from energon_stream.media import open_once
 from energon_stream.urls import local_path
 
 if TYPE_CHECKING:
-    from energon_stream.errors import MetadataError
     from energon_stream.storage import Store, StoreSpec
 
 _T = TypeVar("_T")
@@ -31,7 +32,11 @@ class IndexDatabase:
 
     def __init__(self, spec: StoreSpec) -> None:
         self.store: Store = open_once(spec)
+        self._lock, self._is_anew = threading.Lock(), False
         self._connect: Callable[[], IndexConnection]
+        self._open()
+
+    def _open(self) -> None:
         if self.store.is_local:
             self.store.head(INDEX_SQLITE)
             path = posixpath.join(local_path(self.store.url), INDEX_SQLITE)
@@ -62,15 +67,29 @@ class IndexDatabase:
         return self._use(lambda connection: connection.has_table(name))
 
     def _use(self, action: Callable[[IndexConnection], _T]) -> _T:
+        idle = self._idle
         try:
-            connection = self._idle.pop()
+            return self._query(action, idle)
+        except MetadataError:
+            with self._lock:
+                if idle is self._idle:  # nobody else has opened it anew
+                    if self.store.is_local or self._is_anew:
+                        raise
+                    self._is_anew = True  # an answer may have been wrong, and in the disk cache
+                    forget(self.store, INDEX_SQLITE)
+                    self._open()
+            return self._query(action, self._idle)
+
+    def _query(self, action: Callable[[IndexConnection], _T], idle: deque[IndexConnection]) -> _T:
+        try:
+            connection = idle.pop()
         except IndexError:
             connection = self._connect()
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         try:
             return action(connection)
         finally:
-            self._idle.append(connection)
+            idle.append(connection)
 
 
 @dataclass(slots=True)
