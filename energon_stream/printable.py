@@ -14,11 +14,22 @@ _HIDDEN = (
 _in_text = re.compile(f"[{_HIDDEN}]")
 _in_line = re.compile(f"[\t\n{_HIDDEN}]")
 
-_USER_INFO = re.compile(r"(?<=://)(?<!dss://)[^/@\s]+@")
-_SECRET_QUERY = re.compile(
-    r"\?[^\s\"'<>]*\b(sig|signature|x-amz-[a-z-]+|x-goog-[a-z-]+|token|awsaccesskeyid|key|secret)=[^\s\"'<>]*",
+# Passwords may have slashes and at signs; what looks like a port is none.
+_USER_INFO = re.compile(
+    r"(?<=://)(?<!dss://)(?:[^/\s\"'<>]*@|[^/@:\s]{0,300}:(?!\d*[/?#])[^@\s\"'<>]{0,300}@)"
+)
+_QUERY = re.compile(r"https?://[^\s\"'<>]+|\?[^\s\"'<>?]+", re.IGNORECASE)
+_END = re.compile(r"[?#]")
+_SECRET = re.compile(
+    r"(sig|token|key|secret|passw|pwd|auth|cred|jwt|session|delegation|x-amz-|x-goog-)[\w.%-]{0,40}=",
     re.IGNORECASE,
 )
+
+
+def _without_query(match: re.Match[str]) -> str:
+    if match[0][0] != "?":
+        return _END.split(match[0], maxsplit=1)[0]
+    return "" if _SECRET.search(match[0]) else match[0]
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -47,13 +58,16 @@ def printable_line(text: str) -> str:
 
 
 def strip_credentials(text: str) -> str:
-    """Remove ``user:password@`` and signed queries from a URL, or from a message with URLs in it.
+    """Remove ``user:password@`` and queries from URLs, or from a message with URLs in it.
+
+    Any query of a web address may be a secret, by whatever name. A key in a bucket may have a question mark;
+    what follows is removed if a name in it is one of secrets.
 
     Example:
         >>> strip_credentials("no such object: https://me:secret@host/key?token=abc")
         'no such object: https://host/key'
     """
-    return _SECRET_QUERY.sub("", _USER_INFO.sub("", text))
+    return _QUERY.sub(_without_query, _USER_INFO.sub("", text))
 
 
 def as_sentence(text: str) -> str:

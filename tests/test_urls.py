@@ -56,6 +56,12 @@ def test_parent_and_the_limit_of_a_bucket():
         "https://user:SECRET@host/x",
         "GET https://host/x?X-Amz-Credential=a&X-Amz-Signature=SECRET failed",
         "https://host/x?sv=2020&sig=SECRET",
+        "https://host/x?access_token=SECRET",
+        "https://host/x?v=1&anything=SECRET",
+        "https://host/x#access_token=SECRET",
+        "https://user:SEC@RET@host/x",
+        "https://key:SEC/RET@host/x",
+        "cannot open https://host/x and /x?api_key=SECRET",
     ],
 )
 def test_credentials_never_show(secret):

@@ -311,7 +311,7 @@ class _Selecting:
         found = {int(index.shard_starts[place]) + number for place, number, _ in _look_up(index, wanted)}
         if len(found) < len(keys):
             numbers = len(keys) - len(found), len(keys)
-            _log.warning("%s: %d of the %d keys of %s are not in it", index.spec.url, *numbers, self._view)
+            _log.warning("%s: %d of the %d keys of %s are not in it", index.name, *numbers, self._view)
         return np.union1d(self.bad, np.array(sorted(found), dtype=np.int64))
 
 

@@ -43,7 +43,7 @@ from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.yaml_io import read_document
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import Body, Store, StoreSpec, shared_fetcher
-from energon_stream.urls import is_local, local_path
+from energon_stream.urls import is_local, local_path, shown_url
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -88,7 +88,7 @@ class DatasetIndex:
     @property
     def name(self) -> str:
         """Location and split part, for messages."""
-        return f"{self.spec.url} [{self.split_part}]"
+        return f"{shown_url(self.spec.url)} [{self.split_part}]"
 
     @property
     def num_samples(self) -> int:

@@ -44,9 +44,7 @@ def open_locator(
             return whole
         return PartLocator(whole, selection, max_gap)
     if verify == "always":
-        log_once(
-            _log, "%s: samples of joins and JSONL files have no checksums to be compared", index.spec.url
-        )
+        log_once(_log, "%s: samples of joins and JSONL files have no checksums to be compared", index.name)
     if isinstance(index, JsonlIndex):
         return JsonlLocator(leaf, index, offsets)
     if isinstance(index, JoinIndex):

@@ -184,7 +184,7 @@ class PartLocator(Locator):
             self._skips = False
             _log.warning(
                 "%s: whole samples are read, because the index cannot be used: %s",
-                self.whole.index.spec.url,
+                self.whole.store.url,
                 error,
             )
             return None

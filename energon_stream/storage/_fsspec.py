@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
@@ -15,6 +17,7 @@ from urllib.parse import quote
 
 from energon_stream.errors import StorageError, UnsupportedStoreError
 from energon_stream.fork import PerProcess
+from energon_stream.printable import strip_credentials
 from energon_stream.storage._answers import RemoteStore, object_changed, short_body
 from energon_stream.storage._causes import cause_in_chain
 from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
@@ -51,6 +54,30 @@ def _start_loop() -> asyncio.AbstractEventLoop:
 
 
 _loop = PerProcess(_start_loop)
+
+
+class _WithoutCredentials(logging.Filter):
+    """Removes credentials and queries of URLs from what fsspec and its file systems log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = strip_credentials(record.getMessage()), ()
+        if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
+            trace = "".join(traceback.format_exception(record.exc_info[1]))
+            record.exc_info, record.exc_text = None, strip_credentials(trace)
+        return True
+
+
+for _name in (
+    "fsspec",
+    "fsspec.asyn",
+    "fsspec.caching",
+    "fsspec.cached",
+    "fsspec.http",
+    "s3fs",
+    "gcsfs",
+    "adlfs",
+):
+    logging.getLogger(_name).addFilter(_WithoutCredentials())
 
 
 class FsspecStore(RemoteStore):

@@ -11,14 +11,15 @@ from urllib.parse import parse_qsl, unquote
 from energon_stream.printable import strip_credentials
 
 _SECRET_NAMES = re.compile(
-    r"key|secret|token|password|signature|connection_string|authorization|cookie|sig$", re.I
+    r"key|secret|token|passw|pwd|auth|cred|jwt|session|delegation|sign|connection_string|cookie|sig$|^x-",
+    re.I,
 )
-_SECRET_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN")
+_SECRET_VARIABLES = re.compile(r"(AWS|AZURE|GOOGLE|GCS|HF)_\w*(KEY|SECRET|TOKEN|PASSWORD)\w*")
 
 
 def secrets_in(url: str, options: Mapping[str, Any]) -> frozenset[str]:
     """Return the secrets of a store's URL, options and environment."""
-    found = {os.environ.get(name, "") for name in _SECRET_VARIABLES}
+    found = {value for name, value in os.environ.items() if _SECRET_VARIABLES.fullmatch(name)}
     found.update(_secret_values(options))
     query = url.partition("?")[2]
     if strip_credentials(url) != url:
@@ -35,6 +36,8 @@ def _secret_values(options: Mapping[Any, Any]) -> Iterator[str]:
     for name, value in options.items():
         if isinstance(value, Mapping):
             yield from _secret_values(value)
+        elif isinstance(value, (tuple, list)) and _SECRET_NAMES.search(str(name)):
+            yield from map(str, value)  # such as a name and a password
         elif isinstance(value, str) and _SECRET_NAMES.search(str(name)):
             yield value
             if name == "connection_string":

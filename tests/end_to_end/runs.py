@@ -44,8 +44,9 @@ def open_loader(url, *, workers, options=None, transport="auto", make=get_train_
     """A loader of the image-caption dataset, shuffled."""
     config = changes.pop("worker_config", None) or WorkerConfig(0, 1, workers)
     order = ORDER if make is get_train_dataset else {"batch_size": 3}
+    run = changes.pop("run", None)
     arguments = {"worker_config": config, "task_encoder": Encoder(), **order, **changes}
-    return get_savable_loader(make(url, storage_options=options, transport=transport, **arguments))
+    return get_savable_loader(make(url, storage_options=options, transport=transport, **arguments), run=run)
 
 
 def take(loader, count):

@@ -99,6 +99,43 @@ def test_errors_and_logs_of_a_store(s3_server, caplog, transport, scheme, fault)
     assert not leaks(caplog.text, *(str(record.args) for record in caplog.records))
 
 
+NAMES = (
+    "access_token",
+    "api_key",
+    "password",
+    "auth",
+    "sig",
+    "X-Goog-Signature",
+    "code",
+    "q",
+    "jwt",
+    "Key-Pair-Id",
+)
+"""Of queries, as servers and gateways name what lets a client in."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("status", [403, 404, 503])
+def test_queries_of_any_name(s3_server, caplog, name, status):
+    for logger in ("energon_stream", "fsspec", "fsspec.http", "fsspec.asyn"):
+        caplog.set_level(logging.DEBUG, logger)
+    s3_server.put("s3://bucket/key", b"data")
+    spec = StoreSpec(
+        f"{s3_server.endpoint_url.replace('://', f'://{KEY}:{SECRET_KEY}@')}/bucket?{name}={TOKEN}"
+    )
+    store = spec.open(policy=RetryPolicy(attempts=1))
+    assert bytes(store.get("key").data) == b"data"
+    s3_server.add_rule(Rule("status", status=status))
+    texts = [repr(spec), str(store.url)]
+    for request in (store.get, store.head, lambda path: list(store.list(path))):
+        try:
+            request("key")
+        except EnergonStreamError as error:  # but a folder that is refused may look empty
+            texts += told(error)
+    assert any(str(status) in text for text in texts)
+    assert not leaks(*texts, caplog.text, *(str(record.args) for record in caplog.records))
+
+
 @pytest.mark.parametrize(("transport", "workers"), [("obstore", 1), ("fsspec", 0)])
 def test_what_a_run_leaves(s3_server, captions, tmp_path, caplog, transport, workers):
     caplog.set_level(logging.DEBUG, "energon_stream")
@@ -131,14 +168,19 @@ def test_what_a_run_leaves(s3_server, captions, tmp_path, caplog, transport, wor
         assert not [canary for canary in CANARIES if canary.encode() in path.read_bytes()], path
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_signed_url_as_dataset(s3_server, captions, tmp_path, caplog, workers):
-    caplog.set_level(logging.DEBUG, "energon_stream")
+@pytest.mark.parametrize(
+    ("workers", "query"), [(0, SIGNED), (1, SIGNED), (0, f"password={TOKEN}&x={SIGNATURE}")]
+)
+def test_a_signed_url_as_dataset(s3_server, captions, tmp_path, caplog, workers, query):
+    for logger in ("energon_stream", "fsspec", "fsspec.http", "fsspec.asyn"):
+        caplog.set_level(logging.DEBUG, logger)
     s3_server.upload_folder(captions, "s3://bucket/captions")
-    url = f"{s3_server.endpoint_url}/bucket/captions?{SIGNED}"
+    url = f"{s3_server.endpoint_url}/bucket/captions?{query}"
     texts = []
-    with runs.open_loader(url, workers=workers, cache=str(tmp_path / "cache")) as loader:
-        batches = runs.take(loader, 4)
+    changes = {"cache": str(tmp_path / "cache"), "run": str(tmp_path / "run")}
+    with runs.open_loader(url, workers=workers, **changes) as loader:
+        with loader.trace(str(tmp_path / "trace.json")):
+            batches = runs.take(loader, 4)
         states = loader.save_state_rank(), loader.save_state_global(global_dst_rank=0)
         texts += [repr(loader), repr(loader.dataset), repr(loader.io_counters()), *map(repr, states)]
         texts += [repr(batch) for batch in batches]
