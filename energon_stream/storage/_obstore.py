@@ -73,6 +73,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         super().__init__(url, options)
+        self._options = options
         self._config, self._root = resolve_config(url, options)
         if not obstore_usable():
             raise UnsupportedStoreError(
@@ -112,8 +113,16 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             pages = obstore.list(self._client.get(), folder or None, chunk_size=1000)
             return [ListEntry(found["path"][below_root:], _meta(found)) for page in pages for found in page]
 
-        listed = self._call(prefix, entries)
-        if not listed and self._config.kind == "s3":
+        is_s3 = self._config.kind == "s3"
+        try:
+            listed = self._call(prefix, entries)
+        except StorageError as error:
+            if not is_s3 or "invalid path" not in error.what:
+                raise
+            return self._list_keys(prefix)
+        if is_s3 and not all(entry.meta.size for entry in listed):
+            return self._list_keys(prefix)
+        if not listed and is_s3:
             # obstore takes a page of HTML for a listing without objects. A server that answers with a page to
             # everything seems to have any object.
             try:
@@ -123,6 +132,12 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             else:
                 raise self._bad_answer(prefix, "the reply is not a bucket listing")
         return iter(listed)
+
+    def _list_keys(self, prefix: str) -> Iterator[ListEntry]:
+        """List through s3fs: obstore refuses keys that are no paths, and takes folders' markers for files."""
+        from energon_stream.storage._s3fs import S3fsStore
+
+        return S3fsStore(self.url, self._options).list(prefix)
 
     def put(self, path: str, data: bytes) -> None:
         self._call(path, lambda: obstore.put(self._client.get(), self._key(path), data))

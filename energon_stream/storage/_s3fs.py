@@ -100,6 +100,7 @@ class S3fsStore(FsspecStore):
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         bucket, _, folder = self._path(prefix).partition("/")
         below_root = len(self._root.partition("/")[2])
+        below_root += below_root > 0  # the slash
         request: dict[str, Any] = {"Bucket": bucket, "Prefix": f"{folder}/" if folder else ""}
         while True:
             page = self._ask(prefix, "list_objects_v2", **request)
@@ -108,7 +109,7 @@ class S3fsStore(FsspecStore):
             for found in page.get("Contents", ()):
                 if not found["Key"].endswith("/"):  # a console's marker of an empty folder
                     meta = ObjectMeta(found["Size"], found.get("ETag"), found.get("LastModified"))
-                    yield ListEntry(found["Key"][below_root:].lstrip("/"), meta)
+                    yield ListEntry(found["Key"][below_root:], meta)
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from energon_stream.errors import BadAnswerError, RangeError, UnsupportedStoreError
 from energon_stream.fork import PerProcess
+from energon_stream.logs import log_once
 from energon_stream.storage._answers import object_changed
 from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore, with_listener
 from energon_stream.storage.contact import contact_with
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
     from energon_stream.storage.retry import RetryPolicy
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+# Empty segments, those of one or two dots, and control characters. obstore cannot read such keys.
+_NO_PATH = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\x00-\x1f\x7f]")
 
 
 class ManagedStore(ScheduledStore):
@@ -73,8 +80,17 @@ class ManagedStore(ScheduledStore):
         return self._run("head", path, lambda store: store.head(path))
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
-        """List all objects below a folder. A listing is retried as a whole and counts once."""
-        return iter(self._run("list", prefix, lambda store: sorted(store.list(prefix), key=lambda e: e.path)))
+        """List all objects below a folder. A listing is retried as a whole and counts once.
+
+        Keys that are no paths, such as those with ``//``, are left aside, with a warning.
+        """
+        listed = self._run("list", prefix, lambda store: sorted(store.list(prefix), key=lambda e: e.path))
+        odd = [entry.path for entry in listed if _NO_PATH.search(entry.path)]
+        if not odd:
+            return iter(listed)
+        message = "%s: keys that are no paths are left aside: %d, such as %r"
+        log_once(_log, message, self.url, len(odd), odd[0])
+        return (entry for entry in listed if not _NO_PATH.search(entry.path))
 
     def put(self, path: str, data: bytes) -> None:
         self._run("put", path, lambda store: store.put(path, data))
