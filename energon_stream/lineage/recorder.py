@@ -32,6 +32,7 @@ from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.schedule import BlendPlan, damaged, describe_plan, is_count, reading
 from energon_stream.state.mixture_weights import write_changes
 from energon_stream.storage import StoreSpec
+from energon_stream.storage.claims import Claim
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
@@ -114,6 +115,8 @@ class RunRecorder:
         self._is_described = True  # whether it was written as it is
         self._entries: list[StepEntry] = []
         self._bytes = 0
+        self._claim: Claim | None = None
+        self._resumes = False  # whether it goes on from a saved state
 
     @property
     def plan(self) -> tuple[str, int]:
@@ -122,7 +125,7 @@ class RunRecorder:
 
     def restore(self, saved: Any, states: Mapping[int, State]) -> None:
         """Go on from what :meth:`saved` returned, or from a state without it: then each batch was a step."""
-        self._log = None
+        self._log, self._resumes = None, bool(states)
         self._batches = self._first = _count(states)
         self._history = []
         if saved is not None:
@@ -147,9 +150,18 @@ class RunRecorder:
         self, rotation: Rotation, states: Mapping[int, State], changes: Sequence[WeightChange] = ()
     ) -> None:
         """Write the description (rank 0), and begin the log. Raises RunMismatchError for another run."""
+        config, store = self._dataset.worker_config, self._spec.open()
+        if self._claim is None:
+            self._claim = Claim(store, f"writers/rank-{config.rank:05d}")
+        other = self._claim.take(resumes=self._resumes or self._log is not None)
+        if other is not None:
+            raise RunMismatchError(
+                f"process {other['pid']} on {other['host']} records another job to the folder",
+                where=store.url,
+                hint=f"give each job a folder of its own; if that job has ended, remove {other['path']}",
+            )
         if self._log is not None:  # the loader was closed, and is iterated again
             return
-        config, store = self._dataset.worker_config, self._spec.open()
         job = config.world_size, config.num_streams, config.seed_offset
         segment = Segment(self._first, 0, *job, rotation.pass_length, _weights(changes))
         if config.rank == 0:
@@ -194,6 +206,13 @@ class RunRecorder:
     def _put(self, what: str, path: str, content: bytes) -> bool:
         """Write a file of the run; return whether that worked."""
         try:
+            if self._claim is not None and self._claim.is_held and not self._claim.renew():
+                _log.error(
+                    "another job records to %s now: the steps of this one are no longer recorded",
+                    self._spec.open().url,
+                )
+                self._log = self._description = None
+                return False
             self._spec.open().put(path, content)
         except (EnergonStreamError, OSError) as error:
             _log.warning("%s cannot be written now, and is kept for later: %s", what, error)
@@ -235,6 +254,8 @@ class RunRecorder:
             reader = reader_state(self._dataset, step.state["node"])
             self._append(StepEntry(at, stream, batches, EntryKind.ANCHOR, reader))
         is_full = self._bytes >= _MOST_BYTES or len(self._entries) >= _MOST_ENTRIES
+        if not is_full and self._claim is not None and self._claim.is_due:
+            self.flush(states)
         if is_full and self.flush(states):
             self._next_file(at, rotation, states)
 
@@ -252,6 +273,12 @@ class RunRecorder:
             path = rank_file(self._dataset.worker_config.rank)
             self._bad.is_new = not self._put("the list of bad samples", path, self._bad.dumps())
         return self._put("the log of the run", *content) and self._describe()
+
+    def close(self, states: Mapping[int, State]) -> None:
+        """Write what was recorded, and let other jobs use the folder."""
+        self.flush(states)
+        if self._claim is not None:
+            self._claim.release()
 
     def _prefix(self) -> str:
         return f"steps-{self._first:012d}/rank-{self._dataset.worker_config.rank:05d}"

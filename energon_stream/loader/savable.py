@@ -117,7 +117,7 @@ class SavableDataLoader(BasicDataLoader[T]):
     def close(self) -> None:
         """End workers, and write what was recorded of the run."""
         if self._session is not None and self._recorder is not None:
-            self._recorder.flush(self._position.states)
+            self._recorder.close(self._position.states)
         super().close()
 
     def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> None:

@@ -18,6 +18,7 @@ from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.storage import StoreSpec
+from energon_stream.storage.claims import Claim
 from energon_stream.storage.local import named_errors
 from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import local_path
@@ -117,9 +118,13 @@ class ShardWriter:
         self._shard: TarShard | None = None
         self._upload: Future[None] | None = None
         self._is_usable = True
-        existing = existing_metadata(self._store)
-        self.is_complete: bool = resume_part(self._store, arguments, existing)
+        existing_metadata(self._store)
+        self._claim = Claim(self._store, f"{WRITING}/{part:05d}.claims")
         with ExitStack() as stack:
+            stack.callback(self._claim.release)
+            self._check(self._claim.take())
+            existing = existing_metadata(self._store)
+            self.is_complete: bool = resume_part(self._store, arguments, existing)
             folder = stack.enter_context(temporary_folder(tmp_path))
             self._builder = stack.enter_context(IndexBuilder(folder, checksums=True))
             self._pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="energon-write"))
@@ -183,6 +188,7 @@ class ShardWriter:
             if self._shard is not None and self._shard.digests:
                 self._end_shard(self._shard)
             self._wait()
+            self._keep_claim()
             if not self.is_complete:
                 # A killed writer may have left one tar without a record.
                 stray = self._arguments.shard(len(self._builder.counts))
@@ -214,6 +220,24 @@ class ShardWriter:
         else:
             self.abort()
 
+    def _check(self, other: Mapping[str, Any] | None) -> None:
+        """Raise the error for a part that another process writes, if one does."""
+        if other is not None:
+            raise ConfigError(
+                f"process {other['pid']} on {other['host']} writes part {self._arguments.part}",
+                where=self._store.url,
+                hint=f"write to another folder, or with part= and parts=; if it has ended, remove {other['path']}",
+            )
+
+    def _keep_claim(self) -> None:
+        if not self._claim.renew():
+            self._is_usable = False
+            raise ConfigError(
+                f"another process has taken over part {self._arguments.part}",
+                where=self._store.url,
+                hint="let one process write each part",
+            )
+
     def _shard_folder(self, temporary: str) -> str:
         """Return the folder in which shards are built: on the dataset's own disk, if it is local."""
         if not self._store.is_local:
@@ -243,6 +267,7 @@ class ShardWriter:
 
     def _end_shard(self, shard: TarShard) -> None:
         try:
+            self._keep_claim()
             shard.close()
             record = ShardRecord(shard.scan, shard.digests)
             self._builder.add(record)

@@ -448,3 +448,58 @@ def test_runs_of_planned_packs_are_found(captions, tmp_path):
         assert [named(each) for each in opened.which(step)] == of_ranks, step
     with pytest.raises(NotInRunError):
         opened.which(len(seen) + 3)
+
+
+def begun(path, run, skipping=False, states=None, world=1):
+    """Begin a job; return its loaders, and the keys of the first steps."""
+    loaders, seen = [], []
+    for rank in range(world):
+        config = WorkerConfig(rank, world, 0, num_streams=4)
+        options = {"task_encoder": Skipping()} if skipping else {}
+        loader = get_savable_loader(
+            get_train_dataset(str(path), worker_config=config, **OPTIONS, **options), run=run
+        )
+        if states is not None:
+            loader.restore_state_global(states)
+        loaders.append(loader)
+        batches = iter(loader)
+        seen.append([keys_of(next(batches)) for _ in range(6)])
+    return loaders, seen
+
+
+def test_a_second_job_in_the_folder_is_refused_and_the_first_ones_record_stays(captions, tmp_path):
+    run = str(tmp_path / "run")
+    (first,), (seen,) = begun(captions, run)
+    for world in (1, 2):
+        with pytest.raises(
+            RunMismatchError, match=r"process \d+ on .* records another job.*folder of its own"
+        ):
+            begun(captions, run, skipping=True, world=world)
+    first.save_state_rank()
+    assert [named(open_run(run).which(step)[0]) for step in range(6)] == seen
+    first.close()
+    (again,), (other,) = begun(captions, run, skipping=True)  # from the start, in place of the first
+    again.close()
+    assert other != seen
+    assert [named(open_run(run).which(step)[0]) for step in range(6)] == other
+
+
+def test_a_job_that_resumes_takes_over_with_any_number_of_ranks(captions, tmp_path, caplog):
+    run = str(tmp_path / "run")
+    (first,), (seen,) = begun(captions, run)
+    states = redistribute([first.save_state_rank()], 2)
+    later, after = begun(captions, run, states=states, world=2)  # while the first still runs
+    batches = iter(first)
+    for _ in range(6):
+        next(batches)
+    first.save_state_rank()
+    assert "the steps of this one are no longer recorded" in caplog.text
+    first.close()
+    for loader in later:
+        loader.close()
+    opened = open_run(run)
+    assert [named(opened.which(step)[0]) for step in range(6)] == seen
+    for step in range(6):
+        answers = opened.which(6 + step)
+        assert [named(answer) for answer in answers] == [keys[step] for keys in after]
+        assert all(answer.recorded for answer in answers)

@@ -5,8 +5,10 @@ import json
 import shutil
 import sqlite3
 import tarfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import children
 import numpy as np
 import pytest
 from hooked_store import hooked
@@ -317,3 +319,51 @@ def test_a_shard_that_the_store_refuses_is_an_error_of_the_writer(tmp_path):
     writer = ShardWriter(tmp_path / "a", max_count=2)
     assert writer.written == 2
     writer.abort()
+
+
+def hold(url, ready, end):
+    """Open a writer, and keep it open until the file ``end`` is there; for a process of its own."""
+    with ShardWriter(url, max_count=2) as writer:
+        for number in range(4):
+            writer.write(sample(number))
+        ready.touch()
+        while not end.exists():
+            time.sleep(0.01)
+        writer.write(sample(4))
+
+
+def test_a_second_process_cannot_write_the_same_part(tmp_path):
+    url, ready, end = str(tmp_path / "data"), tmp_path / "ready", tmp_path / "end"
+    first = children.submit(hold, url, ready, end)
+    while not ready.exists():
+        time.sleep(0.01)
+    with pytest.raises(ConfigError, match=r"process \d+ on .* writes part 0.*another folder"):
+        ShardWriter(url, max_count=2)
+    end.touch()
+    first.result(60)
+    dataset = get_train_dataset(
+        url, batch_size=1, repeat=False, shuffle_buffer_size=None, max_samples_per_sequence=None,
+        worker_config=WorkerConfig(0, 1, 0),
+    )  # fmt: skip
+    assert sorted(batch["__key__"][0].rpartition("/")[2] for batch in get_savable_loader(dataset)) == [
+        f"{number:06d}" for number in range(5)
+    ]
+
+
+def test_a_writer_that_lost_its_part_stops(tmp_path):
+    store = StoreSpec(str(tmp_path / "data")).open()
+    writer = ShardWriter(store.url)
+    writer.write(sample(0))
+    for entry in list(store.list(f"{WRITING}/00000.claims")):
+        store.delete(entry.path)
+    with pytest.raises(ConfigError, match="another process has taken over part 0"):
+        writer.close()
+    assert not list(store.list(".nv-meta/.info.json"))
+
+
+def test_parts_side_by_side_have_claims_of_their_own(tmp_path):
+    writers = [ShardWriter(tmp_path / "data", part=part, parts=3) for part in range(3)]
+    for number, writer in enumerate(writers):
+        writer.write(sample(number))
+        writer.close()
+    assert sum(finish_dataset(str(tmp_path / "data")).values()) == 3
