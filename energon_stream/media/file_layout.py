@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Self
 
+from energon_stream.errors import DecodeError
 from energon_stream.storage import ByteRange
 
 _BOX = struct.Struct(">I4s")
@@ -16,6 +17,12 @@ _LARGE = struct.Struct(">Q")
 _MAX_HEADER = 64 << 20
 _MAX_GAP = 4 << 10
 _FIRST_BOXES = (b"ftyp", b"moov", b"free", b"skip", b"wide", b"mdat")
+_PARENTS = frozenset({
+    b"clip", b"dinf", b"edts", b"hoov", b"mdia", b"meta", b"minf", b"moof", b"moov", b"mvex", b"stbl", b"traf", b"trak", b"udta",
+})  # fmt: skip
+_MOST_SAMPLES = 10_000_000
+_WITHOUT_CHUNKS = frozenset({b"vide", b"subp", b"clcp"})
+_LEAST_FRAME = 160  # samples of sound without a codec for which libav makes an entry
 _BOXES = 8  # fragments may be many
 _EBML = b"\x1aE\xdf\xa3"
 _SEGMENT = b"\x18S\x80g"
@@ -134,6 +141,77 @@ def full_size(read: Callable[[int, int], bytes], size: int) -> int:
     for start, length, _ in islice(_boxes(read), _BOXES):
         end = start + length
     return max(size, end)
+
+
+def check_index(read: Callable[[int, int], bytes], size: int, boxes: int | None = None) -> None:
+    """Raise DecodeError if an mp4 or mov file claims more samples than any recording has.
+
+    libav makes an entry of 24 bytes for each. A file of 684 bytes may claim billions: samples of equal size,
+    an edit list that repeats them, or samples of a fragment without a size. Other tables take as many bytes.
+    ``boxes`` limits how many boxes are looked at; None for all.
+    """
+    claimed = 0
+    for start, length, kind in islice(_all_boxes(read, size), boxes):
+        if kind not in _PARENTS:
+            continue
+        header = read(start, length)
+        if b"cmov" in header:
+            raise DecodeError("the header of the file is compressed, as QuickTime wrote it until 2005")
+        claimed += sum(count for flags, count, *_ in _numbers(header, b"trun") if not flags & 0xF00)
+        claimed += sum(map(_claimed, header.split(b"trak")[1:]))
+    if claimed > _MOST_SAMPLES:
+        raise DecodeError(f"the index of the file claims {claimed:,} samples, more than {_MOST_SAMPLES:,}")
+
+
+def _claimed(track: bytes) -> int:
+    """Return how many entries libav may make for a track whose samples take no bytes of its index."""
+    edits = max((edits for _, edits, *_ in _numbers(track, b"elst")), default=1) or 1
+    kinds = {kind.to_bytes(4, "big") for _, _, kind, _ in _numbers(track, b"hdlr")}
+    lengths = [(found, each) for _, found, _, each in _numbers(track, b"stts")]
+    if b"soun" in kinds and not kinds & _WITHOUT_CHUNKS and set(lengths) == {(1, 1)}:  # sound without a codec
+        chunks = max(
+            (found for kind in (b"stco", b"co64") for _, found, *_ in _numbers(track, kind)), default=0
+        )
+        return _samples_of_chunk(track) * chunks // _LEAST_FRAME * edits
+    return (
+        max((count for _, size, count, _ in _numbers(track, b"stsz") if size or edits > 1), default=0) * edits
+    )
+
+
+def _samples_of_chunk(track: bytes) -> int:
+    most = 0
+    for at in _places(track, b"stsc"):
+        (count,) = struct.unpack_from(">I", track[at + 8 : at + 12].ljust(4, b"\0"))
+        table = track[at + 12 :][: 12 * min(count, (len(track) - at - 12) // 12)]
+        most = max(most, max((found for _, found, _ in struct.iter_unpack(">3I", table)), default=0))
+    return most
+
+
+def _all_boxes(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield place, length and kind of each box of the file, whatever it begins with."""
+    position = 0
+    while position < size and len(box := read(position, _BOX.size + _LARGE.size)) >= _BOX.size:
+        length, kind = _BOX.unpack_from(box)
+        if length == 1 and len(box) == _BOX.size + _LARGE.size:
+            (length,) = _LARGE.unpack_from(box, _BOX.size)
+        length = min(length or size, size - position)
+        if length < _BOX.size:
+            return
+        yield position, length, kind
+        position += length
+
+
+def _numbers(header: bytes, kind: bytes) -> Iterator[tuple[int, ...]]:
+    """Yield the first four numbers in the boxes of a kind: version and flags, and three more."""
+    for at in _places(header, kind):
+        yield struct.unpack(">4I", header[at + 4 : at + 20].ljust(16, b"\0"))
+
+
+def _places(header: bytes, kind: bytes) -> Iterator[int]:
+    at = header.find(kind)
+    while at >= 0:
+        yield at
+        at = header.find(kind, at + 4)
 
 
 def _vint(data: bytes, at: int) -> tuple[int, int]:

@@ -1,13 +1,16 @@
 """Parts that are named like media and are something else: no file or port is opened, and errors say what."""
 
 import io
+import json
 import socket
 import struct
 import time
 
+import children
+import hostile_media
 import pytest
 
-from energon_stream import SampleDecoder
+from energon_stream import Limits, SampleDecoder
 from energon_stream.errors import DecodeError
 from energon_stream.media.av import AVDecoder
 from energon_stream.testing.media_files import VideoFile
@@ -83,3 +86,71 @@ def test_an_unknown_codec_is_an_error_of_its_sample():
     ):
         with pytest.raises(DecodeError, match="a codec that libav does not know"):
             way()
+
+
+TONE = {"frames": 0, "audio_seconds": 0.8}
+CLIP = {"frames": 20, "audio_codec": "aac"}
+SOUND_FILES = {
+    "mp4": VideoFile(**CLIP),
+    "mov": VideoFile(**CLIP),
+    "mkv": VideoFile(**CLIP),
+    "flv": VideoFile(**CLIP, audio_rate=44_100),
+    "webm": VideoFile(frames=20, codec="libvpx", b_frames=0, audio_codec="libopus", audio_rate=48_000),
+    "avi": VideoFile(frames=20, codec="mpeg4", b_frames=0, audio_codec="libmp3lame"),
+    "m4a": VideoFile(**TONE, audio_codec="aac"),
+    "aac": VideoFile(**TONE, audio_codec="aac", container="adts"),
+    "wav": VideoFile(**TONE, audio_codec="pcm_s16le"),
+    "mp3": VideoFile(**TONE, audio_codec="libmp3lame"),
+    "flac": VideoFile(**TONE, audio_codec="flac"),
+    "ogg": VideoFile(**TONE, audio_codec="libopus", audio_rate=48_000),
+}
+
+
+@pytest.mark.parametrize("step", [10, pytest.param(1, marks=pytest.mark.slow)])
+def test_hostile_parts_open_nothing_and_end_soon(private, tmp_path, step):
+    for extension, file in SOUND_FILES.items():
+        file.write(tmp_path / f"x.{extension}")
+    done = children.run(hostile_media.__file__, str(tmp_path), str(step), timeout=1800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == hostile_media.PARTS // step
+    wrong = [part for part in found if part["raw"] or part["opened"]]
+    assert not wrong, "\n".join(map(str, wrong))
+    assert max(part["seconds"] for part in found) < 10
+    assert max(part["peak"] for part in found) < 1024  # MiB, those of PyTorch included
+    assert sum(map(len, (part["named"] for part in found))) > len(found)
+
+
+@pytest.mark.parametrize(("count", "edits"), [(178_000_000, 0), (3_000_000, 4), (2**32 - 1, 0)])
+def test_an_index_that_claims_too_much_is_refused_before_libav_reads_it(tmp_path, count, edits):
+    VideoFile(frames=5).write(tmp_path / "x.mp4")
+    data = bytearray((tmp_path / "x.mp4").read_bytes())
+    sizes, listed = data.index(b"stsz"), data.index(b"elst")
+    data[sizes + 8 : sizes + 16] = struct.pack(">2I", 1, count)  # samples of one byte each
+    if edits:
+        data[listed + 8 : listed + 12] = struct.pack(">I", edits)
+    claimed = f"claims {count * max(edits, 1):,} samples, more than 10,000,000"
+    for way in ways_in(bytes(data)):
+        with pytest.raises(DecodeError, match=claimed):
+            way()
+
+
+def test_a_compressed_header_is_refused(tmp_path):
+    VideoFile(frames=5).write(tmp_path / "x.mp4")
+    data = (tmp_path / "x.mp4").read_bytes().replace(b"mvhd", b"cmov")
+    with pytest.raises(DecodeError, match="the header of the file is compressed"):
+        AVDecoder(io.BytesIO(data)).get_video()
+
+
+def test_frames_that_are_larger_than_a_limit_are_not_decoded(tmp_path):
+    VideoFile(frames=5, codec="libx264").write(tmp_path / "x.mp4")
+    data = bytearray((tmp_path / "x.mp4").read_bytes())
+    header = data.index(b"avc1", data.index(b"stsd"))
+    data[header + 28 : header + 32] = struct.pack(">2H", 16, 16)  # the header says less than the frames
+    decoder = AVDecoder(io.BytesIO(bytes(data)), limits=Limits(image_pixels=64 * 48 - 1))
+    with pytest.raises(DecodeError):
+        decoder.get_video()
+    with pytest.raises(DecodeError):
+        decoder.get_video_clips([(0, 3)], "frames")
+    trusting = AVDecoder(io.BytesIO(bytes(data)), limits=Limits(image_pixels=64 * 48))
+    assert trusting.get_video().video_clips[0].shape == (5, 3, 48, 64)

@@ -51,7 +51,7 @@ class AudioStream(MediaStream):
     def __init__(self, container: Any, stream: Any) -> None:
         super().__init__(container, stream)
         self.rate: int = int(stream.codec_context.sample_rate)  # samples per second
-        if not self.rate:
+        if not self.rate or not stream.time_base:
             raise DecodeError("the audio has no sample rate")
         self._tick = float(stream.time_base) * self.rate  # of the stream's clock, in samples
         self._delay: int = stream.codec_context.delay  # samples before the start; the decoder changes it
@@ -97,8 +97,7 @@ class AudioStream(MediaStream):
         """Return the time in seconds at which the audio ends, by reading the last packets."""
         end = 0
         for packet in self._packets.from_time(LAST):
-            if packet.pts is not None:
-                end = max(end, packet.pts + (packet.duration or 0))
+            end = max(end, _end(packet))
         return float(end * self._stream.time_base)
 
     def _seconds(self, clip_range: Range, unit: AudioUnit) -> Range:
@@ -141,7 +140,7 @@ class AudioStream(MediaStream):
         packets = self._packets.from_time(min(first, start) if self._is_at_begin else first, last)
         if self._is_at_begin:
             if not self._seeks and first > start:
-                packets = itertools.dropwhile(lambda found: found.pts + found.duration <= first, packets)
+                packets = itertools.dropwhile(lambda found: _end(found) <= first, packets)
         else:
             key = next(packets, None)
             if key is not None and key.pts is not None and key.pts > first:
@@ -163,11 +162,17 @@ class AudioStream(MediaStream):
             return 0
         exact = float(frame.pts * self._tick)
         number = round(exact)
-        if self._tick > 1 and not self._is_at_begin:  # the clock is coarse, but most codecs' frames are equal
+        if (
+            self._tick > 1 and frame.samples and not self._is_at_begin
+        ):  # the clock is coarse, but most codecs' frames are equal
             start = round(self._packets.start * self._tick) - self._delay
             counted = start + round((exact - start) / frame.samples) * frame.samples
             number = counted if abs(exact - counted) <= self._tick else number
         return number - sum(int(frame.samples) for frame in before)
+
+
+def _end(packet: Any) -> int:
+    return 0 if packet.pts is None else int(packet.pts + (packet.duration or 0))
 
 
 def _samples(frame: Any) -> NDArray[Any]:

@@ -6,10 +6,13 @@ import contextlib
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from energon_stream.errors import DecodeError, EnergonStreamError
 from energon_stream.imports import LazyModule
+from energon_stream.limits import Limits
+from energon_stream.media.file_layout import check_index
 
 if TYPE_CHECKING:
     import av
@@ -24,6 +27,7 @@ AV_EXTENSIONS: frozenset[str] = frozenset({
 
 _FORMATS = "aac,ac3,aiff,amr,asf,au,avi,caf,eac3,flac,flv,matroska,mov,mp3,mpeg,mpegts,ogg,w64,wav,wv"
 """Demuxers of the extensions, and of what is often named like them. Others open files and ports by name."""
+_FIRST_BOXES = 8
 _HINT = "check whether the file is damaged or cut off, for example with ffprobe"
 _OTHERS = {
     b"ffconcat": "a list of files for ffmpeg",
@@ -39,22 +43,26 @@ _OTHERS = {
 
 
 @contextmanager
-def open_container(stream: BinaryIO, formats: str = _FORMATS) -> Iterator[Any]:
+def open_container(stream: BinaryIO, formats: str = _FORMATS, limits: Limits | None = None) -> Iterator[Any]:
     """Open an ``av.container.InputContainer`` within a ``with`` statement.
 
     ``formats`` names the demuxers that may open it, with commas between them. None of them opens other files.
     """
-    with translated_errors(getattr(stream, "name", None)), unclosed_container(stream, formats) as container:
+    name = getattr(stream, "name", None)
+    with translated_errors(name), unclosed_container(stream, formats, limits) as container:
         yield container
 
 
-def unclosed_container(stream: BinaryIO, formats: str = _FORMATS) -> Any:
+def unclosed_container(stream: BinaryIO, formats: str = _FORMATS, limits: Limits | None = None) -> Any:
     """Return an ``av.container.InputContainer``; see :func:`open_container`. Raises DecodeError."""
     where = getattr(stream, "name", None)
+    most = (limits or Limits.from_environment()).image_pixels
+    options = {"format_whitelist": formats, "protocol_whitelist": "", "max_pixels": str(most)}
     with translated_errors(where):
+        far = not getattr(stream, "is_local", True)  # its many fragments would cost requests
+        check_index(partial(read_at, stream), stream.seek(0, io.SEEK_END), _FIRST_BOXES if far else None)
         stream.seek(0)
         try:
-            options = {"format_whitelist": formats, "protocol_whitelist": ""}
             return av.open(stream, metadata_errors="replace", options=options)
         except (av.error.ArgumentError, av.error.InvalidDataError) as error:
             stream.seek(0)
@@ -72,12 +80,22 @@ def translated_errors(where: str | None = None) -> Iterator[None]:
         yield
     except EnergonStreamError:
         raise
-    except (av.error.FFmpegError, EOFError) as error:
+    # PyAV raises the last two for streams that begin in the midst of a file, and for rare forms of samples.
+    except (av.error.FFmpegError, EOFError, IndexError, ValueError) as error:
         raise DecodeError(
             f"the video or audio cannot be decoded: {type(error).__name__}: {error}",
             where=where,
             hint=_HINT,
         ) from error
+
+
+def read_at(stream: BinaryIO, position: int, length: int) -> bytes:
+    """Return bytes of a file from a position on, fewer at its end."""
+    stream.seek(position)
+    found = b""
+    while len(found) < length and (data := stream.read(length - len(found))):
+        found += data
+    return found
 
 
 def only_stream(container: Any, kind: str) -> Any:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from energon_stream.errors import DecodeError, PartLimitError
 from energon_stream.limits import Limits
 from energon_stream.media.av.audio import AudioClip, AudioStream, AudioUnit
-from energon_stream.media.av.container import first_stream, only_stream, open_container, read_index
+from energon_stream.media.av.container import first_stream, only_stream, open_container, read_at, read_index
 from energon_stream.media.av.seeking import NeedsBegin
 from energon_stream.media.av.video import FrameSize, Range, VideoClip, VideoStream, VideoUnit
 from energon_stream.media.file_layout import full_size
@@ -137,7 +138,7 @@ class AVDecoder:
         Args:
             video_decode_audio: Whether to decode the audio of a video too, if it has any.
         """
-        with open_container(self.stream) as container:
+        with self._open() as container:
             has_video = first_stream(container, "video") is not None
             has_audio = first_stream(container, "audio") is not None
         return self.get_clips(
@@ -211,7 +212,7 @@ class AVDecoder:
         sounds: list[AudioClip] = []
         is_short = False
         if video_clip_ranges is not None:
-            with open_container(self.stream) as container:
+            with self._open() as container:
                 video = self._video(container)
                 found = (video.clip(wanted, video_unit, video_out_frame_size) for wanted in video_clip_ranges)
                 clips = [clip for clip in found if clip is not None]
@@ -231,22 +232,22 @@ class AVDecoder:
 
     def has_video_stream(self) -> bool:
         """Return True if the file has video."""
-        with open_container(self.stream) as container:
+        with self._open() as container:
             return first_stream(container, "video") is not None
 
     def has_audio_stream(self) -> bool:
         """Return True if the file has audio."""
-        with open_container(self.stream) as container:
+        with self._open() as container:
             return first_stream(container, "audio") is not None
 
     def get_video_fps(self) -> float:
         """Return the average number of frames per second."""
-        with open_container(self.stream) as container:
+        with self._open() as container:
             return _fps(only_stream(container, "video"))
 
     def get_audio_samples_per_second(self) -> int:
         """Return the number of samples of a channel per second."""
-        with open_container(self.stream) as container:
+        with self._open() as container:
             return AudioStream(container, only_stream(container, "audio")).rate
 
     def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]:
@@ -258,14 +259,14 @@ class AVDecoder:
         Returns:
             Length and number; None for what is unknown, both None if the file has no video.
         """
-        with open_container(self.stream) as container:
+        with self._open() as container:
             if first_stream(container, "video") is None:
                 return None, None
             return _video_length(container, get_frame_count)
 
     def get_audio_duration(self) -> float | None:
         """Return the length of the audio in seconds; None if the file has no audio."""
-        with open_container(self.stream) as container:
+        with self._open() as container:
             return None if first_stream(container, "audio") is None else _audio_length(container)
 
     def get_metadata(
@@ -290,7 +291,7 @@ class AVDecoder:
             get_audio_num_samples: Whether to count its samples, by decoding all of it.
         """
         known: dict[str, Any] = {}
-        with open_container(self.stream) as container:
+        with self._open() as container:
             if get_video and first_stream(container, "video") is not None:
                 video = only_stream(container, "video")
                 known["video_fps"] = _fps(video)
@@ -307,14 +308,14 @@ class AVDecoder:
                 if get_audio_duration:
                     known["audio_duration"] = _audio_length(container)
         if get_audio_num_samples and "audio_channels" in known:
-            with open_container(self.stream) as container:
+            with self._open() as container:
                 known["audio_num_samples"] = AudioStream(container, only_stream(container, "audio")).count()
         return AVMetadata(**known)
 
     def bytes_of(self, wanted: Sequence[Clips]) -> list[list[ByteRange]]:
         """Return the places in the file of the bytes that clips need, for each of ``wanted``."""
         size = self.stream.seek(0, io.SEEK_END)
-        with open_container(self.stream) as container:
+        with self._open() as container:
             read_index(container)
             return [self._bytes_of(container, clips, size) for clips in wanted]
 
@@ -343,18 +344,16 @@ class AVDecoder:
                     yield audio.clip(wanted, unit, from_begin=True), audio.is_short
 
     def _audio(self, opened: ExitStack) -> AudioStream:
-        container = opened.enter_context(open_container(self.stream))
+        container = opened.enter_context(self._open())
         return AudioStream(container, only_stream(container, "audio"))
+
+    def _open(self) -> AbstractContextManager[Any]:
+        return open_container(self.stream, limits=self.limits)
 
     def _check_size(self) -> None:
         """Raise DecodeError if the file has fewer bytes than its header says."""
         size = self.stream.seek(0, io.SEEK_END)
-
-        def read(position: int, length: int) -> bytes:
-            self.stream.seek(position)
-            return self.stream.read(length)
-
-        full = full_size(read, size)
+        full = full_size(partial(read_at, self.stream), size)
         if full > size:
             raise DecodeError(
                 f"the clip reaches over the end of the file, which has {size:,} bytes of {full:,}",
@@ -365,9 +364,14 @@ class AVDecoder:
     def _video(self, container: Any) -> VideoStream:
         stream = only_stream(container, "video")
         limits = self.limits or Limits.from_environment()
-        if stream.width * stream.height > limits.image_pixels:
-            problem = f"the video has frames of {stream.width:,} x {stream.height:,} pixels"
-            raise PartLimitError(**limits.exceeded("image_pixels", problem))
+        if not 0 < stream.width * stream.height <= limits.image_pixels:
+            size = (
+                f"{stream.width:,} x {stream.height:,} pixels"
+                if stream.width
+                else "unknown size, perhaps too many"
+            )
+            raise PartLimitError(**limits.exceeded("image_pixels", f"the video has frames of {size}"))
+        stream.codec_context.options = {"max_pixels": str(limits.image_pixels)}
         return VideoStream(container, stream)
 
 
