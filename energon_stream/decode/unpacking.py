@@ -67,6 +67,8 @@ def read_npy(data: bytes, trusted: bool = False) -> Any:
     """
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"the npy format {version[0]}.{version[1]} is unknown")
     formats = np.lib.format
     read_header = formats.read_array_header_1_0 if version == (1, 0) else formats.read_array_header_2_0
     shape, fortran_order, dtype = read_header(file)
@@ -77,6 +79,8 @@ def read_npy(data: bytes, trusted: bool = False) -> Any:
     start, size = file.tell(), math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or size > len(data) - start:
         raise ValueError(f"the header says {size:,} bytes, and {len(data) - start:,} follow")
+    if version == (3, 0):  # as 2.0, but for the names of fields, which are UTF-8
+        return formats.read_array(io.BytesIO(data), allow_pickle=False)
     if dtype.itemsize == 0:
         return np.empty(shape, dtype)
     flat = np.frombuffer(data, dtype, math.prod(shape), start)

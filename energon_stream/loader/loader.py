@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 
 from energon_stream.drawing import Drawing
-from energon_stream.errors import ConfigError, TooManyBadSamplesError
+from energon_stream.errors import ConfigError, TooManyBadSamplesError, WeightsError, WorkerError
 from energon_stream.index.bad_samples import BadList, BadSample
 from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, OnWorkerHang
 from energon_stream.loader.mixture_control import MixtureReport, changed, mixture_of
@@ -106,6 +107,7 @@ class BasicDataLoader(ObservedLoader[T]):
         self._told = 0  # failures that the last summary in the log had
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._session: InProcess | Workers | None = None
+        self._stepping = threading.Lock()  # held while a batch is made
         self._position = LoaderPosition.start(dataset)
         log = debug_log(self.worker_config.worker_log_level)
         self._log = None if log is None else log.LoaderLines(dataset, *self._log_names)
@@ -135,28 +137,29 @@ class BasicDataLoader(ObservedLoader[T]):
                 self.close()
                 raise
         while True:
-            try:
-                stream = self._position.next_stream()
-                asked = meter.ask()
-                step = self._session.step(stream)
-                if not step.ended:
-                    meter.received(asked, step.value)
-                batch = [] if step.ended else [self._pinned(step.value)]
-                if log is not None and batch:
-                    log.batch(stream, step.state["batches"] - 1, step.value)
-                position = self._position.after(step)
-                if step.bad:
-                    self._bad.add(step.bad)
-                    self._check_bad(position)
-                self._record(position, step)
-            except BaseException as error:
-                self._bad.add(getattr(error, BAD_SAMPLES, ()))
-                self.close()
-                raise
-            del step
-            # One assignment: a signal handler that saves, or raises, finds the position before or after the
-            # batch.
-            self._position = position
+            with self._stepping:
+                try:
+                    session, stream = self._opened(), self._position.next_stream()
+                    asked = meter.ask()
+                    step = session.step(stream)
+                    if not step.ended:
+                        meter.received(asked, step.value)
+                    batch = [] if step.ended else [self._pinned(step.value)]
+                    if log is not None and batch:
+                        log.batch(stream, step.state["batches"] - 1, step.value)
+                    position = self._position.after(step)
+                    if step.bad:
+                        self._bad.add(step.bad)
+                        self._check_bad(position)
+                    self._record(position, step)
+                except BaseException as error:
+                    self._bad.add(getattr(error, BAD_SAMPLES, ()))
+                    self.close()
+                    raise
+                del step, session
+                # One assignment: a signal handler that saves, or raises, finds the position before or after
+                # the batch.
+                self._position = position
             if batch:
                 yield batch.pop()  # so that nothing here keeps it alive while the next one is read
             elif position.begins_pass:
@@ -208,6 +211,12 @@ class BasicDataLoader(ObservedLoader[T]):
         """
         return self._bad.samples
 
+    def _opened(self) -> InProcess | Workers:
+        if self._session is None:
+            hint = "iterate the loader again to go on after the last batch"
+            raise WorkerError("the loader was closed", hint=hint)
+        return self._session
+
     def _open(self) -> InProcess | Workers:
         """Start workers, or this process's readers, at the present position."""
         options = replace(self._options, is_traced=self._trace is not None and self._trace.is_running)
@@ -230,8 +239,8 @@ class BasicDataLoader(ObservedLoader[T]):
                 metadataset too, are replaced.
 
         Raises:
-            WeightsError: A source is unknown or missing, a number is negative or not finite, all are 0, other
-                ranks have others, or the pipeline is no blend by weights.
+            WeightsError: A batch is being made, a source is unknown or missing, a number is negative or not
+                finite, all are 0, other ranks have others, or the pipeline is no blend by weights.
             StepPassedError: The step is over, or its samples are chosen already. The hint has the first step
                 that is possible.
 
@@ -245,11 +254,17 @@ class BasicDataLoader(ObservedLoader[T]):
             >>> [type(sample).__name__ for step, sample in zip(range(8), loader)][5:]
             ['TextSample', 'TextSample', 'TextSample']
         """
-        changes = changed(self.dataset, self._position, weights, at_step)
-        self._position = self._position._replace(changes=changes)
-        if self._session is not None:
-            self._end_session()
-            self._session = self._open()
+        if not self._stepping.acquire(blocking=False):
+            hint = "call set_weights between two batches, on the thread that iterates"
+            raise WeightsError("a batch is being made", hint=hint)
+        try:
+            changes = changed(self.dataset, self._position, weights, at_step)
+            self._position = self._position._replace(changes=changes)
+            if self._session is not None:
+                self._end_session()
+                self._session = self._open()
+        finally:
+            self._stepping.release()
 
     def mixture(self) -> MixtureReport:
         """Return what each source has given to this rank since the start of the training.

@@ -305,10 +305,10 @@ class EvenDataset(Wrapper[T_co]):
             )
         self.ends = ends
         self.length: int = min(known) if ends == "drop" else max(known)
-        if self.length < 1:
+        if min(known) < 1:  # on all ranks alike: one that has begun would wait for the others
             raise EmptyStreamError(
-                "some stream has no element, so no stream would have one",
-                hint='use fewer ranks and workers, or ends="pad"',
+                f'{known.count(0)} of {len(known)} streams have no element, so ends="{ends}" cannot make them even',
+                hint="use fewer ranks and workers (a stream is a worker of a rank), or a larger split part",
             )
         if self.length > min(known):
             dataset.assert_can_restore()

@@ -169,3 +169,25 @@ def test_images_have_webdatasets_extensions():
     # Pillow knows these by name only and cannot open the files.
     unreadable = {"bufr", "grib", "h5", "hdf", "mpeg", "mpg"}
     assert set(autodecode.IMAGE_EXTENSIONS) - unreadable | {"avif"} == IMAGE_EXTENSIONS
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
+@pytest.mark.parametrize("name", ["größeł", "名前", "名\x85"])
+def test_names_of_fields_of_npy_files_are_those_that_numpy_reads(name):
+    array = np.array([(1, 2.5), (3, -1.0)], dtype=[(name, "<i4"), ("b", [("ü", ">f8")])])
+    data = saved(np.save, array)
+    assert data[6] == 3  # the version of the format
+    expected = np.load(io.BytesIO(data))
+    for found in (
+        SampleDecoder().decode("npy", data),
+        SampleDecoder().decode("npz", saved(np.savez, array))["arr_0"],
+    ):
+        assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
+        found[name] = 7  # it is writable
+
+
+def test_an_npy_file_of_an_unknown_version_is_refused():
+    data = bytearray(saved(np.save, np.arange(3)))
+    data[6] = 4
+    with pytest.raises(DecodeError, match=r"npy format 4.0 is unknown"):
+        SampleDecoder().decode("npy", bytes(data))

@@ -181,6 +181,19 @@ def test_restoring_while_iterating_or_with_a_wrong_state_is_named():
         dumps({"x": object()})
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_closed_loader_says_so_and_goes_on_when_it_is_iterated_again(workers):
+    expected = list(get_loader(dataset(streams=6)))
+    loader = get_loader(dataset(workers, streams=6))
+    batches = iter(loader)
+    found = [next(batches), next(batches)]
+    loader.close()
+    with pytest.raises(WorkerError, match=r"the loader was closed. Iterate the loader again"):
+        next(batches)
+    assert_equal_values(found + list(loader), expected)
+    loader.close()
+
+
 def test_restore_sample_makes_a_batch_again_in_another_loader():
     with get_loader(dataset(2)) as loader:
         batches = take(loader, 6)

@@ -1,5 +1,6 @@
 """Weights that change under way: on schedule, by the program, through restores and other topologies."""
 
+import threading
 from itertools import islice, pairwise
 
 import pytest
@@ -242,6 +243,31 @@ def test_wrong_weights_are_named(folder, weights, message):
 def test_wrong_steps_are_named(folder, at):
     with pytest.raises(WeightsError, match="at_step is"):
         open_loader(mix(folder)).set_weights(CHANGE, at_step=at)
+
+
+def test_weights_are_set_between_batches_only(folder):
+    made, errors = [], []
+
+    class Setting(Texts):
+        def encode_batch(self, batch):
+            made.append(batch)
+            if len(made) == 3:
+                thread = threading.Thread(target=set_now)
+                thread.start()
+                thread.join()
+            return super().encode_batch(batch)
+
+    def set_now():
+        try:
+            loader.set_weights(CHANGE)
+        except WeightsError as error:
+            errors.append(str(error))
+
+    expected = step([open_loader(mix(folder))], 5)
+    with open_loader(mix(folder), task_encoder=Setting()) as loader:
+        assert step([loader], 5) == expected
+    (error,) = errors
+    assert "a batch is being made. Call set_weights between two batches" in error
 
 
 def test_what_is_no_blend_by_weights_is_named(folder):
