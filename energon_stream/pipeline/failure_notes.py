@@ -11,9 +11,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from energon_stream.errors import EnergonStreamError
 from energon_stream.index.bad_samples import MOST_NAMED, BadSample
 from energon_stream.printable import printable, strip_credentials
-from energon_stream.read.locator import RawSample
 
-JOIN_MEMBER: Final = "join_member"
+JOIN_MEMBER: Final = "__join_member__"
 """Attribute of an error: number of the dataset of a join whose sample could not be made."""
 _LONGEST_MESSAGE = 300
 _MOST_CAUSES = 20  # they may be in a circle
@@ -42,8 +41,8 @@ def sources_in(key: Any, path: str = "", call: int | None = None) -> Iterator[tu
         yield from sources_in(part, path, key[1] if is_named else None)
 
 
-Named: TypeAlias = "Mapping[SampleRef, RawSample | str | None]"
-"""Samples, each as it is in its dataset, or with the key that an element has, or None."""
+Named: TypeAlias = "Mapping[SampleRef, str | None]"
+"""Samples, each with the key of an element that was made of it alone, or None."""
 
 
 class Notes(NamedTuple):
@@ -72,8 +71,8 @@ class Failures:
             self.notes.counts[number] += count
         self.notes.calls.extend(notes.calls)
 
-    def add(self, error: Exception, of: Sequence[Any] | RawSample, function: str, path: str) -> bool:
-        """Note a call on items, or on a sample as it is in its dataset, that failed.
+    def add(self, error: Exception, of: Sequence[Any], function: str, path: str) -> bool:
+        """Note a call on items that failed.
 
         Return True for the first error of its kind: of this class, raised in this line.
         """
@@ -107,14 +106,11 @@ class Failures:
         for place in reversed([place for place, (name, _) in enumerate(noted) if name == function][-calls:]):
             del noted[place]
 
-    def _named(self, of: Sequence[Any] | RawSample, path: str, member: int) -> list[BadSample]:
-        found: dict[SampleRef, RawSample | str | None] = {}
+    def _named(self, of: Sequence[Any], path: str, member: int) -> list[BadSample]:
+        found: dict[SampleRef, str | None] = {}
         keys: dict[str, None] = {}
-        if isinstance(of, RawSample):
-            found[SampleRef(path, of.leaf, of.index)], of = of, ()
         for item in of:
-            refs = {ref: None for _, ref in sources_in(item.key, path)}
-            value = item.value
+            refs, value = {ref: None for _, ref in sources_in(item.key, path)}, item.value
             key = value.get("__key__") if isinstance(value, Mapping) else getattr(value, "__key__", None)
             key = str(key) if isinstance(key, str) else None  # without a class of the user
             if key is not None:

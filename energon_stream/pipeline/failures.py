@@ -20,7 +20,6 @@ from energon_stream.pipeline.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.node import Context, Item
-    from energon_stream.read.locator import RawSample
 
 Items: TypeAlias = "Sequence[Item]"
 P = ParamSpec("P")
@@ -130,7 +129,7 @@ class FailureGuard:
             self.in_a_row = 0
         return result
 
-    def failed(self, error: Exception, sample: Any, of: Items | RawSample = ()) -> None:
+    def failed(self, error: Exception, sample: Any, of: Items = ()) -> None:
         """Handle an error, and note the samples; returns if they are to be skipped.
 
         Raises FatalSampleError after too many in a row, and the error itself if it is not about this sample.

@@ -40,7 +40,6 @@ from energon_stream.pipeline.pack_keys import PackPlan, piece_key, piece_of
 from energon_stream.plugins import debug_log
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
-from energon_stream.read.locator import RawSample
 from energon_stream.read.open_locator import open_locator
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.rng import derive_key
@@ -70,7 +69,7 @@ from energon_stream.storage import Fetcher, shared_fetcher
 if TYPE_CHECKING:
     from energon_stream.pipeline.failure_notes import Named, SampleRef
     from energon_stream.pipeline.leaf import Leaf
-    from energon_stream.read.locator import Locator
+    from energon_stream.read.locator import Locator, RawSample
     from energon_stream.schedule import WeightChange
     from energon_stream.worker import WorkerConfig
 
@@ -121,7 +120,8 @@ class _ReaderNode:
             except SkipSample:
                 continue
             except Exception as error:
-                self._guard.failed(error, self._dataset.describe(raw), raw)
+                sample = self._dataset.describe(raw)
+                self._guard.failed(error, sample, [Item(sample, ("Source", raw.leaf, raw.index))])
                 continue
             self._guard.in_a_row = 0
             return item
@@ -285,18 +285,19 @@ class ReaderDataset(SavableDataset[Any]):
         }
 
     def places(self, named: Named, path: str, member: int) -> list[BadSample]:
-        found = {ref: self._place(ref, known, member) for ref, known in named.items() if ref.path == path}
+        found = {ref: self._place(ref, key, None, 0) for ref, key in named.items() if ref.path == path}
         unknown = [ref for ref, place in found.items() if place.key is None]
         leaves, numbers = [ref.leaf for ref in unknown], [ref.number for ref in unknown]
         refs, resources = Refs(np.array(leaves, np.int32), np.array(numbers, np.int64)), self.resources()
         with suppress(EnergonStreamError):  # without a key, the shard and the number are known at least
             raws = fetch_samples(resources.locators, refs, resources.fetcher, self.options) if unknown else []
-            found.update({ref: self._place(ref, raw, member) for ref, raw in zip(unknown, raws, strict=True)})
+            for ref, raw in zip(unknown, raws, strict=True):
+                found[ref] = self._place(ref, None, raw, member)
         return list(found.values())
 
-    def _place(self, ref: SampleRef, known: RawSample | str | None, member: int) -> BadSample:
-        """Name a sample, given what is known of it; users may have changed the key of an element."""
-        leaf, raw = self.leaves[ref.leaf], known if isinstance(known, RawSample) else None
+    def _place(self, ref: SampleRef, known: str | None, raw: RawSample | None, member: int) -> BadSample:
+        """Name a sample, given the key of an element, which users may have changed, or the sample itself."""
+        leaf = self.leaves[ref.leaf]
         index = leaf.index
         if isinstance(index, JoinIndex):
             own = None if raw is None else raw.members[member]
@@ -305,11 +306,10 @@ class ReaderDataset(SavableDataset[Any]):
         number = int(index.shard_of(np.array([ref.number]))[0])
         shard = index.shard_paths[number] if isinstance(index, WebDatasetIndex) else None
         key = None if raw is None else raw.key
-        if isinstance(known, str) and (shard is None or leaf.plain_keys or known.startswith(f"{shard}/")):
+        if known is not None and (shard is None or leaf.plain_keys or known.startswith(f"{shard}/")):
             key = known.removeprefix(f"{shard}/")
-        return BadSample(
-            dataset_name(index.spec.url), shard, ref.number - int(index.shard_starts[number]), key
-        )
+        at = ref.number - int(index.shard_starts[number])
+        return BadSample(dataset_name(index.spec.url), shard, at, key)
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Read samples by their keys, with as few requests as possible."""

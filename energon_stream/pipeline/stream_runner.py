@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from energon_stream.schedule import WeightChange
 
 
-BAD_SAMPLES: Final = "bad_samples"
+BAD_SAMPLES: Final = "__bad_samples__"
 """Attribute of an error that ended a step: the samples that had failed."""
 Note: TypeAlias = tuple[int, bytes]
 """What is noted about an element: a kind, and its content."""
