@@ -11,6 +11,7 @@ import importlib
 import io
 import lzma
 import mmap
+import re
 import tarfile
 import tempfile
 import zipfile
@@ -18,7 +19,8 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, Literal, NamedTuple, cast
+from tarfile import HeaderError
+from typing import IO, Any, Literal, NamedTuple, Self, cast
 
 from energon_stream.errors import EnergonStreamError, MissingPackageError, SourceError
 from energon_stream.limits import Limits
@@ -28,9 +30,12 @@ from energon_stream.tar.scan import OTHER_KINDS
 
 _PIECE = 1 << 20
 _MOST_HEADER = 4 << 20  # bytes that the headers of one member may have; more means damage
+_MOST_HEADERS = 16  # extended headers of one member
 _MOST_LAYERS = 3  # compressions of a compressed file
 _MAPPED = 64 << 20  # a larger payload is mapped, not read
 _MAGIC, _MAGIC_PLACE = b"ustar", 257
+_KIND_PLACE, _EXTENDED = 156, (b"x", b"X", b"L", b"K")  # of extended headers
+_is_extended = re.compile(rb"(?:^|/)PaxHeaders?[./]|\./@(?:LongLink|PaxHeader)").search  # by its name
 
 MemberKind = Literal["file", "symlink", "hardlink", "continued", "special"]
 """``continued`` is the rest of a file that began in another volume."""
@@ -63,24 +68,42 @@ class _HeaderFile:
     """A file from which ``tarfile`` reads the headers of one member: never without end, nor all of it."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._left = file, 0
+        self.file, self._left = file, 0
+        self.headers = 0  # of the member so far
 
-    def begin(self, position: int) -> None:
-        self._file.seek(position)
-        self._left = _MOST_HEADER
+    def read_member(self, archive: tarfile.TarFile, position: int) -> tarfile.TarInfo | None:
+        """Return the member at a position, and set ``archive.offset`` to its end; None for damage."""
+        self.seek(position)
+        self._left, self.headers = _MOST_HEADER, 0
+        try:
+            info = _Header.fromtarfile(archive)
+        except (OSError, MemoryError):
+            raise
+        except Exception:  # of any kind, because numbers and texts of bad headers are not checked
+            return None
+        return info if info.size >= 0 and archive.offset > position else None
 
     def read(self, size: int) -> bytes:
-        data = self._file.read(size) if 0 <= size <= self._left else b""
+        data = self.file.read(size) if 0 <= size <= self._left else b""
         self._left -= size
         if len(data) < size:
-            raise tarfile.HeaderError("the headers end early, or are too long")
+            raise HeaderError("the headers end early, or are too long")
         return data
 
     def seek(self, position: int) -> int:
-        return self._file.seek(position)
+        return self.file.seek(position)
 
     def tell(self) -> int:
-        return self._file.tell()
+        return self.file.tell()
+
+
+class _Header(tarfile.TarInfo):
+    @classmethod
+    def fromtarfile(cls, tarfile: Any) -> Self:  # calls itself for each extended header
+        tarfile.fileobj.headers += 1
+        if tarfile.fileobj.headers > _MOST_HEADERS:
+            raise HeaderError("there are too many extended headers")
+        return super().fromtarfile(tarfile)
 
 
 def _open_tarfile(file: object) -> tarfile.TarFile:
@@ -92,55 +115,62 @@ def _open_tarfile(file: object) -> tarfile.TarFile:
 
 
 def read_members(file: IO[bytes]) -> OddTar:
-    """Read the headers of a tar from its begin to its end, over end marks and damage."""
-    size = file.seek(0, io.SEEK_END)
-    headers = _HeaderFile(file)
-    archive = _open_tarfile(headers)
-    found, members = OddTar(), list[Member]()
-    found.members = members
+    """Find the members of a tar from its begin to its end, over end marks and damage.
+
+    All bytes are read: if a tar was cut off and another one was appended, the payload that was cut seems to
+    have the members that follow.
+    """
+    size, headers = file.seek(0, io.SEEK_END), _HeaderFile(file)
+    archive, found = _open_tarfile(headers), OddTar()
+    members = found.members
     position, passed = 0, 0  # there is no header before ``passed`` that was not seen
-    has_ended = after_gap = False
+    has_ended = after_gap = is_described = False  # by an extended header that is damaged
     while position < size:
         file.seek(position)
-        if not file.read(TAR_RECORD).strip(b"\0"):
+        record = file.read(TAR_RECORD)
+        if not record.strip(b"\0"):
             position, has_ended = _skip_zeros(file, position), True
             continue
-        headers.begin(position)
-        info = _read_header(archive, position)
+        info = headers.read_member(archive, position)
         last = members[-1] if members else None
         if info is None:
+            found.beside_gaps.update([len(members) - 1] if members else [])
             # If the last member was cut off, what follows is within its payload.
-            start = position if last is None or has_ended or _holds_tar(file, last) else last.start
-            following = _find_header(file, max(start, passed))
+            start = position if last is None or has_ended or _is_tar(last) else last.start
+            following = _find_header(file, max(start, passed), size)
             if last is not None and following is not None and following < position:
-                if following < last.start + last.size:
-                    _note_cut(found)
-                found.beside_gaps.add(len(members) - 1)
+                _note_cut(found, following)
                 position, after_gap = following, True
                 continue
-            following, passed = _find_header(file, position + 1), position + 1
+            following, passed = _find_header(file, position + 1, size), position + 1
             if has_ended and members and following is None:
                 found.oddities.append(("trailing_data", f"from byte {position}"))
                 break
             stop = size if following is None else following
-            found.beside_gaps.update([len(members) - 1] if members else [])
             if stop - position >= TAR_RECORD or following is not None:
                 found.oddities.append(("damaged", f"bytes {position} to {stop}"))
+            is_described = record[_KIND_PLACE : _KIND_PLACE + 1] in _EXTENDED or bool(
+                _is_extended(record[:100])
+            )
             position, after_gap, has_ended = stop, True, False
             continue
         if has_ended and members:
             found.oddities.append(("joined", f"at byte {position}"))
-        has_ended, position = False, archive.offset
-        if info.isdir():
+        is_lost = (
+            is_described and info.offset_data == position + TAR_RECORD
+        )  # its name was in the other header
+        has_ended, is_described, position = False, False, archive.offset
+        if info.isdir() or is_lost:
             continue
         found.beside_gaps.update([len(members)] if after_gap else [])
         after_gap = False
         members.append(_member(info))
-        end = position - TAR_RECORD + 1 if info.issparse() else info.offset_data + info.size
-        if members[-1].kind == "file" and end > size:
-            _note_cut(found)
-            following = None if _holds_tar(file, members[-1]) else _find_header(file, info.offset_data)
-            position = size if following is None else following
+        if members[-1].kind == "file":
+            end = position - TAR_RECORD + 1 if info.issparse() else info.offset_data + info.size
+            following = _appended(archive, headers, members[-1], position, size)
+            if end > size or following is not None:
+                position = size if following is None else following
+                _note_cut(found, position)
     if not has_ended and members:
         found.beside_gaps.add(len(members) - 1)
         found.oddities.append(("no_end_mark", f"at byte {size}"))
@@ -149,21 +179,32 @@ def read_members(file: IO[bytes]) -> OddTar:
     return found
 
 
-def _note_cut(found: OddTar) -> None:
-    number = len(found.members) - 1
-    found.cut.add(number)
-    found.oddities.append(("cut_off_member", found.members[number].name))
-
-
-def _read_header(archive: tarfile.TarFile, position: int) -> tarfile.TarInfo | None:
-    """Return the member at a position, and set ``archive.offset`` to its end; None for damage."""
-    try:
-        info = tarfile.TarInfo.fromtarfile(archive)
-    except (OSError, MemoryError):
-        raise
-    except Exception:  # of any kind, because numbers and texts of bad headers are not checked
+def _appended(
+    archive: tarfile.TarFile, headers: _HeaderFile, member: Member, end: int, size: int
+) -> int | None:
+    """Return the first header of a tar that begins within the payload of a member and goes on to its end."""
+    file = headers.file
+    first = None if _is_tar(member) else _find_header(file, member.start, min(end, size))
+    if first is None:
         return None
-    return info if info.size >= 0 and archive.offset > position else None
+    if end > size:  # the payload may be a tar itself, which has lost its end mark by the cut
+        file.seek(max(0, size - 2 * TAR_RECORD))
+        return None if first == member.start and file.read().strip(b"\0") else first
+    following: int = first
+    while following < end:
+        if headers.read_member(archive, following) is None:  # also at an end mark
+            return None
+        following = archive.offset
+    return first
+
+
+def _note_cut(found: OddTar, stop: int) -> None:
+    """Note that the last member ends at a byte: within its payload, or in what fills the record up."""
+    number, last = len(found.members) - 1, found.members[-1]
+    found.beside_gaps.add(number)
+    if stop < last.start + last.size or last.sparse is not None:
+        found.cut.add(number)
+        found.oddities.append(("cut_off_member", last.name))
 
 
 def _member(info: tarfile.TarInfo) -> Member:
@@ -191,30 +232,34 @@ def _skip_zeros(file: IO[bytes], position: int) -> int:
 
 def _is_header(file: IO[bytes], position: int) -> bool:
     file.seek(position)
-    with suppress(tarfile.HeaderError, ValueError, OverflowError):
+    with suppress(HeaderError, ValueError, OverflowError):
         tarfile.TarInfo.frombuf(file.read(TAR_RECORD), "utf-8", "surrogateescape")
         return True
     return False
 
 
-def _find_header(file: IO[bytes], position: int) -> int | None:
+def _find_header(file: IO[bytes], position: int, stop: int) -> int | None:
     """Return the first header from a position that has a magic number and the right checksum."""
-    while True:
+    length = _PIECE >> 7
+    while position < stop:
+        wanted = min(length, stop - position + TAR_RECORD)
         file.seek(position)
-        piece = file.read(_PIECE)
+        piece = file.read(wanted)
         at = piece.find(_MAGIC, _MAGIC_PLACE)
-        while at >= 0:
-            if _is_header(file, position + at - _MAGIC_PLACE):
-                return position + at - _MAGIC_PLACE
+        while at >= 0 and (header := position + at - _MAGIC_PLACE) < stop:
+            if _is_header(file, header):
+                return header
             at = piece.find(_MAGIC, at + 1)
-        if len(piece) < _PIECE:
+        if len(piece) < wanted or position + wanted >= stop + TAR_RECORD:
             return None
-        position += _PIECE - _MAGIC_PLACE - len(_MAGIC) + 1
+        position += wanted - _MAGIC_PLACE - len(_MAGIC) + 1
+        length = min(4 * length, _PIECE)
+    return None
 
 
-def _holds_tar(file: IO[bytes], member: Member) -> bool:
+def _is_tar(member: Member) -> bool:
     """Return True if a member is a tar itself, whose members are not those of this one."""
-    return member.name.endswith(".tar") or _is_header(file, member.start)
+    return member.name.lower().endswith(".tar")
 
 
 def payload(file: IO[bytes], member: Member) -> bytes | memoryview:

@@ -125,6 +125,7 @@ class TarSource(Source):
         with self._opened(store, entry) as (file, oddities):
             changes, tar = Changes(), read_members(file)
             tar.oddities[:0] = oddities
+            tar.problem += " after it was unpacked" if tar.problem and oddities else ""
             yield file, find_samples(tar, self.rules, changes, lambda a, b: _is_equal(file, a, b)), changes
 
     @contextmanager
