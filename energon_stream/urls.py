@@ -128,6 +128,17 @@ def join_url(base: str, relative: str) -> str:
     return "::".join(elements)
 
 
+def split_query(url: str) -> tuple[str, str]:
+    """Split a web address into the part before its query, and the query; elsewhere a key may have a ``?``.
+
+    Example:
+        >>> split_query("https://host/a.tar?sig=x"), split_query("s3://bucket/a?.tar")
+        (('https://host/a.tar', '?sig=x'), ('s3://bucket/a?.tar', ''))
+    """
+    before, mark, query = url.partition("?") if url_scheme(url) in ("http", "https") else (url, "", "")
+    return before, mark + query
+
+
 def parent_url(url: str) -> str:
     """Return the folder that contains ``url``."""
     return join_url(url, "..") if is_url(url) else posixpath.dirname(url.rstrip("/"))

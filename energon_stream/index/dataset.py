@@ -43,7 +43,7 @@ from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.yaml_io import read_document
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import Body, Store, StoreSpec, shared_fetcher
-from energon_stream.urls import is_local, local_path, shown_url
+from energon_stream.urls import is_local, local_path, shown_url, split_query
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -148,6 +148,7 @@ def dataset_kind(url: str) -> DatasetKind:
         >>> [dataset_kind(path) for path in ("captions", "mix.yaml", "lines.jsonl", "tars/{0..3}.tar")]
         ['webdataset', 'metadataset', 'jsonl', 'tars']
     """
+    url, _ = split_query(url)
     if url.endswith(".jsonl"):
         return "jsonl"
     if names_tars(url):

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import LimitError, MetadataError, ObjectNotFoundError
@@ -33,6 +34,7 @@ INFO_JSON, INFO_YAML = f"{META_FOLDER}/.info.json", f"{META_FOLDER}/.info.yaml"
 SPLIT_CONFIG, DATASET_CONFIG = "split.yaml", "dataset.yaml"
 
 _FORMAT_VERSION = "7.4.1"  # of Megatron-Energon, which refuses unknown keys: there is no room for our version
+_SPECIAL = re.compile(r"[{}\\]")  # what brace patterns give a meaning
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 _MAY_LEAVE = re.compile(r"^[/~]|\.\.|::|://|\0", re.MULTILINE)
 
@@ -174,6 +176,8 @@ def _strings(key: str, value: Any, where: str) -> list[str]:
 def encode_split(split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str] = ()) -> bytes:
     """Return the content of ``split.yaml``, with shard names collapsed to brace patterns.
 
+    Braces and backslashes of names are escaped.
+
     Example:
         >>> print(encode_split({"train": ["0.tar", "1.tar"], "val": ["2.tar"]}).decode())
         split_parts:
@@ -183,5 +187,6 @@ def encode_split(split_parts: Mapping[str, Sequence[str]], exclude: Sequence[str
           - 2.tar
         exclude: []
     """
-    collapsed = {name: collapse(shards) for name, shards in split_parts.items()}
-    return dump_yaml({"split_parts": collapsed, "exclude": list(exclude)})
+    escape = partial(_SPECIAL.sub, r"\\\g<0>")
+    collapsed = {name: collapse([*map(escape, shards)]) for name, shards in split_parts.items()}
+    return dump_yaml({"split_parts": collapsed, "exclude": [*map(escape, exclude)]})

@@ -26,6 +26,7 @@ from energon_stream.index.dataset import DatasetIndex
 from energon_stream.index.index_files import ENTRY_BYTES, RowFile, encode_offsets
 from energon_stream.storage import StoreSpec, shared_fetcher
 from energon_stream.storage.in_order import PIECE_BYTES, stream_object
+from energon_stream.urls import split_query
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
@@ -44,7 +45,8 @@ class JsonlIndex(DatasetIndex):
 
 
 def _index_spec(spec: StoreSpec) -> StoreSpec:
-    return replace(spec, url=f"{spec.url}.idx")
+    url, query = split_query(spec.url)
+    return replace(spec, url=f"{url}.idx{query}")
 
 
 def open_jsonl(spec: StoreSpec) -> JsonlIndex:
@@ -75,7 +77,7 @@ def open_jsonl(spec: StoreSpec) -> JsonlIndex:
     if length < 2 * ENTRY_BYTES:
         raise EmptyDatasetError("the file has no records", where=spec.url)
     records = np.array([length // ENTRY_BYTES - 1], dtype=np.int64)
-    return JsonlIndex(spec, "all", (spec.url.rpartition("/")[2],), records)
+    return JsonlIndex(spec, "all", (split_query(spec.url)[0].rpartition("/")[2],), records)
 
 
 def prepare_jsonl(

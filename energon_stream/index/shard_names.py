@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.index.braces import expand
 from energon_stream.printable import strip_credentials
-from energon_stream.urls import is_local, is_url, local_path
+from energon_stream.urls import is_local, is_url, local_path, split_query, url_scheme
 
 if TYPE_CHECKING:
     from energon_stream.limits import Limits
@@ -28,6 +29,7 @@ SPLIT_PARTS = ("train", "val", "test")  # usual names
 
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 _DECOMPRESS = "decompress the tars, as `energon-stream repair` does: samples are read by byte range"
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # of a name that is not UTF-8
 _DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -41,6 +43,18 @@ def is_inside(path: str) -> bool:
     if path.startswith(("/", "~")) or "\0" in path or is_url(path):
         return False
     return ".." not in path or ".." not in path.split("/")
+
+
+def check_tar_names(paths: Iterable[str], where: str | None = None) -> None:
+    """Raise ConfigError if a dataset cannot name one of its tars."""
+    for path in paths:
+        if not is_inside(path) or _HALF_CHARACTER.search(path):
+            raise ConfigError(
+                f"a dataset cannot have a tar named {path!r}: its name begins with ~, looks like a URL (::), or "
+                "is not UTF-8",
+                where=where,
+                hint="rename it, or leave it out with exclude=",
+            )
 
 
 def collapse(names: Sequence[str]) -> list[str]:
@@ -105,6 +119,8 @@ def parse_tar_paths(url: str, limits: Limits | None = None) -> tuple[str, list[s
         ('s3://bucket/data', ['train-00.tar', 'train-01.tar'])
     """
     shown = strip_credentials(url)
+    is_web = url_scheme(url) in ("http", "https")
+    url, query = split_query(url)
     folder, slash, _ = url.partition("{")[0].rpartition("/")
     pattern = url[len(folder) + len(slash) :]
     if is_local(url):
@@ -119,6 +135,8 @@ def parse_tar_paths(url: str, limits: Limits | None = None) -> tuple[str, list[s
         paths = expand([pattern], shown, limits)
     except MetadataError as error:
         raise ConfigError(error.what, where=shown, hint="write braces as {000..999} or {a,b}") from error
+    if is_web:  # a web address is percent-encoded, and the paths below a root are not
+        folder, paths = folder + query, [unquote(path) for path in paths]
     for path in paths:
         if path.endswith(_COMPRESSED):
             raise ConfigError(f"{path!r} is compressed", where=shown, hint=_DECOMPRESS)

@@ -22,6 +22,7 @@ from energon_stream.index.info_files import (
 )
 from energon_stream.index.plain import find_shards, select_shards
 from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_bytes
+from energon_stream.index.shard_names import check_tar_names
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.prepare.append import OldDataset
 from energon_stream.prepare.builder import IndexBuilder
@@ -186,6 +187,7 @@ def prepare_dataset(
     store = spec.open()
     listed = list(store.list())
     entries = select_shards(listed, store.url, shards=shards, exclude=exclude)
+    check_tar_names((entry.path for entry in entries), store.url)
     options = ScanOptions(checksums, media_filter, max_gap)
     if tar_index_only:
         counts, parts, remarks = _index_tars(store, entries, listed, workers, progress, options)

@@ -31,7 +31,7 @@ from energon_stream.index.info_files import (
     encode_split,
     load_document,
 )
-from energon_stream.index.shard_names import split_by_patterns, split_by_ratio
+from energon_stream.index.shard_names import check_tar_names, split_by_patterns, split_by_ratio
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.storage.in_order import ordered_map
@@ -137,7 +137,11 @@ class NewFiles:
         exclude: Sequence[str] = (),
         others: Mapping[str, bytes | None] | None = None,
     ) -> NewFiles:
-        """Return the files of an index, its split parts, and the options."""
+        """Return the files of an index, its split parts, and the options.
+
+        Raises ConfigError if no dataset can have a tar of such a name.
+        """
+        check_tar_names(built.counts)
         written: dict[str, bytes | None] = dict(others or {})
         if options.dataset_yaml is not None:
             written[f"{META_FOLDER}/{options.dataset_config}"] = dump_yaml(dict(options.dataset_yaml))
