@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _MIN_SHARED = 4096  # bytes of values that go through shared memory; for smaller ones, the pickle is as fast
 _ALIGN = 64
+_LARGEST = 2 << 30  # bytes of a batch's values in shared memory; what is beyond is pickled
 _HELD_SLOTS = 3  # of which the consumer may hold views; one of them is that of the batch which it works on
 
 _parent_ends: weakref.WeakSet[Connection | socket.socket] = weakref.WeakSet()
@@ -59,9 +60,10 @@ class Wire:
     """Both ends of one worker's channel; made in the parent before the worker.
 
     No two workers share anything, and nothing has a lock. So a worker that is killed at any moment leaves
-    whole messages, which the parent can still take, and at most the beginning of one. ``shared_bytes`` are
-    for ``depth`` messages that are unacknowledged, and for the next one. Slots that the consumer holds come
-    on top. Untouched pages cost nothing.
+    whole messages, which the parent can still take, and at most the beginning of one. Slots are for ``depth``
+    messages that are unacknowledged, the next one, and those that the consumer holds. Each has
+    ``slot_bytes`` of addresses, of which untouched pages cost nothing; where the system refuses so many, a
+    share of ``shared_bytes``. More than two messages are on their way only if they take no more than that.
     """
 
     parent: Connection
@@ -69,28 +71,37 @@ class Wire:
     monitor: socket.socket  # the parent's end of the line of ``observe/monitor.py``
     child_monitor: socket.socket
     depth: int
+    shared_bytes: int
     slot_bytes: int
 
-    def __init__(self, shared_bytes: int, depth: int) -> None:
+    def __init__(self, shared_bytes: int, depth: int, slot_bytes: int = _LARGEST) -> None:
         self.parent, self.child = Pipe()
         self.monitor, self.child_monitor = socket.socketpair()
         self.depth = depth
         self.shared: mmap.mmap | None = None
         self._file: int | None = None
-        self.slot_bytes = shared_bytes // (depth + 1) // _ALIGN * _ALIGN
-        shared_bytes = self.slot_bytes * (depth + 1 + _HELD_SLOTS)
-        if shared_bytes and hasattr(os, "memfd_create"):
+        self.shared_bytes = shared_bytes
+        share = shared_bytes // (depth + 1) // _ALIGN * _ALIGN
+        self.slot_bytes = share
+        if share and hasattr(os, "memfd_create"):
             self._file = os.memfd_create("energon-stream")
-            try:
-                os.ftruncate(self._file, shared_bytes)
-                self.shared = mmap.mmap(self._file, shared_bytes)
-            except OSError as error:
+            if not self._map(max(share, slot_bytes)) and not self._map(share):
                 os.close(self._file)
                 self._file = None
-                if error.errno != errno.EFBIG:  # `ulimit -f` holds for such memory too; then all is pickled
-                    raise
         _parent_ends.add(self.parent)
         _parent_ends.add(self.monitor)
+
+    def _map(self, slot_bytes: int) -> bool:
+        """Make slots; return False where ``ulimit -f`` or ``ulimit -v`` allows fewer bytes."""
+        self.slot_bytes = slot_bytes
+        size = slot_bytes * (self.depth + 1 + _HELD_SLOTS)
+        try:
+            os.ftruncate(self._file or 0, size)
+            self.shared = mmap.mmap(self._file or 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EFBIG, errno.ENOMEM):
+                raise
+        return self.shared is not None
 
     def close_child(self) -> None:
         """Close what only the worker needs, after it was started."""
@@ -105,12 +116,19 @@ class Wire:
         file = None if self._file is None else reduction.DupFd(self._file)
         size = 0 if self.shared is None else len(self.shared)
         ends = {"child": self.child, "monitor": self.child_monitor}
-        return {**ends, "depth": self.depth, "file": file, "size": size, "slot": self.slot_bytes}
+        return {
+            **ends,
+            "depth": self.depth,
+            "file": file,
+            "size": size,
+            "slot": self.slot_bytes,
+            "bytes": self.shared_bytes,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.child, self.child_monitor = state["child"], state["monitor"]
         self.depth, self._file, self.shared = state["depth"], None, None
-        self.slot_bytes = state["slot"]
+        self.slot_bytes, self.shared_bytes = state["slot"], state["bytes"]
         if state["file"] is not None:
             file = state["file"].detach()
             self.shared = mmap.mmap(file, state["size"])
@@ -184,7 +202,9 @@ class Sender:
         self._shared = wire.shared
         self._slot_bytes = wire.slot_bytes
         self._depth = wire.depth
-        self._unacknowledged = 0
+        self._shared_bytes = wire.shared_bytes
+        self._sizes: collections.deque[int] = collections.deque()  # shared bytes of unacknowledged messages
+        self._last_size = 0  # those of the message before: the next one is about as large
         # Slots that are neither with the receiver nor part of a view here.
         self._free = set() if wire.shared is None else set(range(len(wire.shared) // wire.slot_bytes))
         self._returned: set[int] = set()  # slots that the receiver gave back, of which views exist here
@@ -237,7 +257,14 @@ class Sender:
         return start, size
 
     def _next_slot(self) -> int | None:
-        self._take_acknowledgements(self._depth)
+        most = min(self._depth, len(self._sizes))
+        # The latest ones and the next one should fit.
+        while (
+            most > 1
+            and sum(self._sizes[number] for number in range(-most, 0)) + self._last_size > self._shared_bytes
+        ):
+            most -= 1
+        self._take_acknowledgements(most)
         self._free |= {slot for slot in self._returned if slot not in self._leases}
         self._returned -= self._free
         if not self._free:
@@ -256,8 +283,9 @@ class Sender:
         except Exception as error:
             step = message[0] if isinstance(message, tuple) else message
             raise self._cannot_send(getattr(step, "value", step), error) from error
+        self._last_size = self._filled if self._slot is not None else 0
+        self._sizes.append(self._last_size)
         self._leave_slot()
-        self._unacknowledged += 1
         try:
             self._pipe.send_bytes(buffer.getbuffer())
         except OSError as error:
@@ -298,7 +326,7 @@ class Sender:
     def _take_acknowledgements(self, most: int) -> None:
         """Take what came; wait while more than ``most`` messages have no acknowledgement."""
         try:
-            while self._unacknowledged > most or self._pipe.poll():
+            while len(self._sizes) > most or self._pipe.poll():
                 self._take_acknowledgement()
         except (EOFError, OSError) as error:
             raise ParentGoneError from error
@@ -307,7 +335,7 @@ class Sender:
     def _take_acknowledgement(self) -> None:
         slots = self._pipe.recv_bytes()
         self._returned.update(slot for (slot,) in struct.iter_unpack("=I", slots))
-        self._unacknowledged -= 1
+        self._sizes.popleft()
 
 
 class Receiver:

@@ -4,6 +4,8 @@ at it.
 
 import gc
 import random
+import resource
+import signal
 import threading
 
 import numpy as np
@@ -23,7 +25,7 @@ SLOT = 60 << 10
 
 @pytest.fixture(params=[1, 3], ids=["depth 1", "depth 3"])
 def wire(request):
-    return Wire(SLOT * (request.param + 1), request.param)
+    return Wire(SLOT * (request.param + 1), request.param, 0)
 
 
 @pytest.fixture
@@ -155,6 +157,38 @@ def test_a_batch_that_the_worker_keeps_or_drops_is_not_overwritten(ends):
         assert sender.place_of(made["x"]) is not None  # there are free slots again
         assert sent(ends, made)["x"][0, 0].item() == number
         del made
+
+
+def test_batches_larger_than_their_share_of_memory_are_not_pickled():
+    wire = Wire(1 << 20, 4)
+    values = [torch.full((3 << 20,), number, dtype=torch.uint8) for number in range(5)]
+
+    def send_all(sender):
+        for value in values:
+            sender.send(value)
+
+    thread = threading.Thread(target=send_all, args=[Sender(wire)], daemon=True)
+    thread.start()
+    for number in range(5):
+        if number > 1:
+            assert not wire.parent.poll(0.01)  # three on their way would be too much memory
+            wire.parent.send_bytes(b"")
+        assert len(wire.parent.recv_bytes()) < 1000
+    thread.join(60)
+
+
+def test_fewer_addresses_are_enough():
+    """As in a process with `ulimit -f`, which holds for this memory too."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SLOT * 100, before[1]))
+    try:
+        wire = Wire(SLOT * 3, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert wire.slot_bytes == SLOT
+    assert sent((Sender(wire), Receiver(wire)), torch.ones(5000)).equal(torch.ones(5000))
 
 
 def test_without_shared_memory_everything_is_pickled():
