@@ -139,6 +139,10 @@ class OldDataset:
                     raise self._mismatch(f"it has {len(of_tar)} samples of {path}, not {count}")
                 offsets = [offset for _, _, offset, _ in of_tar]
                 offsets.append(sum(of_tar[-1][2:]) if of_tar else 0)
+                if offsets != sorted(offsets) or offsets[-1] >= 1 << 63:
+                    raise self._mismatch(f"the samples of {path} are not one behind the other")
+                if {sample for _, sample, *_ in of_parts} != {*range(count)}:
+                    raise self._mismatch(f"some sample of {path} has no parts, or some parts have no sample")
                 scan = ShardScan(path, [row[1] for row in of_tar], offsets, [row[1:] for row in of_parts])
                 digests = [] if self.checksums is None else self.checksums[begin : begin + count].tolist()
                 self._look_at(scan)
