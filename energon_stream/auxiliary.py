@@ -66,11 +66,10 @@ class OpenedDataset:
 
     def place(self, row: Sequence[Any]) -> ShardBytes:
         """Return the place that a row of shard number, first byte and size names, or raise MetadataError."""
-        if all(type(value) is int for value in row):
-            shard, start, size = row
-            if 0 <= shard < len(self._shards) and start >= 0 and size >= 0:
-                found = ShardObject(self.store, self._shards[shard], self._versions)
-                return ShardBytes(found, ByteRange(start, start + size))
+        shard, start, size = row
+        if shard < len(self._shards):
+            found = ShardObject(self.store, self._shards[shard], self._versions)
+            return ShardBytes(found, ByteRange(start, start + size))
         raise self.database.damaged(
             f"shard {row[0]!r:.40}, byte {row[1]!r:.40} and size {row[2]!r:.40} are no place"
         )
@@ -160,8 +159,8 @@ class WebdatasetFileStore(FileStore[bytes]):
             raise unknown_name(key, self.get_path())
         sample, *place = found[0]
         shard, part = opened.place(place)
-        if part.start < TAR_RECORD or type(sample) is not int:
-            raise opened.database.damaged(f"{key!r} is sample {sample!r:.40}, from byte {part.start} on")
+        if part.start < TAR_RECORD:
+            raise opened.database.damaged(f"{key!r} is from byte {part.start} on")
         return shard, part, SourceInfo(self.get_path(), sample, shard.path, (key,))
 
     def get_media_metadata(self, key: str) -> MediaMetadataBase:

@@ -66,7 +66,7 @@ class FileLayout:
         try:
             size, ranges = json.loads(text)
             places = tuple(ByteRange(int(start), int(stop)) for start, stop in ranges)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             return None
         if type(size) is not int or not all(0 <= place.start <= place.stop <= size for place in places):
             return None

@@ -261,7 +261,7 @@ def _media_values(store: Store, counts: Mapping[str, int], formula: Expression) 
                     rows.append([float(known[name]) for name in formula.names])
         except MetadataError:
             raise
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise MetadataError(f"the media metadata cannot be used: {error}", where=where) from error
     at = np.array(samples, dtype=np.int64)
     missing = np.flatnonzero(np.bincount(at, minlength=int(first[-1])) == 0)

@@ -12,6 +12,16 @@ from typing import Any
 import xxhash
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+_ATTRIBUTES: dict[type, tuple[str, ...]] = {
+    types.CodeType: ("co_code", "co_consts", "co_names", "co_freevars", "co_argcount"),
+    types.MethodType: ("__func__", "__self__"),
+    types.ModuleType: ("__name__", "__version__"),
+    functools.partial: ("func", "args", "keywords"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget",),
+}
+"""What tells values of a type."""
 
 
 def function_identity(function: Callable[..., Any]) -> str:
@@ -53,14 +63,14 @@ def _pieces(value: Any, home: str, seen: dict[int, Any]) -> Iterator[bytes]:
     seen[id(value)] = value
     is_own = str(getattr(value, "__module__", "")).partition(".")[0] == home
     parts: list[Any]
-    if isinstance(value, tuple | list):
+    if names := next((names for each, names in _ATTRIBUTES.items() if isinstance(value, each)), ()):
+        parts = [getattr(value, name, None) for name in names]
+    elif isinstance(value, tuple | list):
         parts = [*value]
     elif isinstance(value, dict):
         parts = [part for item in value.items() for part in item]
     elif isinstance(value, set | frozenset):
         parts = sorted(value, key=repr)
-    elif isinstance(value, types.CodeType):
-        parts = [value.co_code, value.co_consts, value.co_names, value.co_freevars, value.co_argcount]
     elif isinstance(value, types.FunctionType):
         known = value.__globals__
         used = sorted(_names(value.__code__) & known.keys()) if is_own else ()
@@ -72,16 +82,6 @@ def _pieces(value: Any, home: str, seen: dict[int, Any]) -> Iterator[bytes]:
             cells,
             {name: known[name] for name in used},
         ]
-    elif isinstance(value, types.MethodType):
-        parts = [value.__func__, value.__self__]
-    elif isinstance(value, staticmethod | classmethod):
-        parts = [value.__func__]
-    elif isinstance(value, property):
-        parts = [value.fget]
-    elif isinstance(value, functools.partial):
-        parts = [value.func, value.args, value.keywords]
-    elif isinstance(value, types.ModuleType):
-        parts = [value.__name__, getattr(value, "__version__", None)]
     elif isinstance(value, type) and is_own:
         parts = [value.__qualname__, value.__bases__, {name: vars(value)[name] for name in _written(value)}]
     elif callable(value) and hasattr(value, "__dict__") and not isinstance(value, type):
