@@ -399,7 +399,7 @@ class SampleTimeoutError(SampleError, TimeoutError):
 
 
 class FatalSampleError(SampleError, RuntimeError):
-    """More samples failed in a row than the tolerance allows, or a hook gave up. It always ends the run.
+    """Too many samples failed in a row, all of a pass failed, or a hook gave up. It always ends the run.
 
     Example:
         >>> from energon_stream import FatalSampleError, MapDataset

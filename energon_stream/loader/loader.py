@@ -21,6 +21,7 @@ from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.session import InProcess
 from energon_stream.loader.workers import Workers
 from energon_stream.pipeline.dataset import drawing_of
+from energon_stream.pipeline.failures import check_pass
 from energon_stream.pipeline.stream_runner import BAD_SAMPLES
 from energon_stream.plugins import debug_log
 from energon_stream.samples.tensors import map_tensors
@@ -152,6 +153,9 @@ class BasicDataLoader(ObservedLoader[T]):
                         self._bad.add(step.bad)
                         self._check_bad(position)
                     self._record(position, step)
+                    if position.begins_pass:
+                        kinds = f": {self._bad.kinds()}" if self._bad.samples else ""
+                        check_pass(position.states.values(), self.worker_config.world_size, kinds)
                 except BaseException as error:
                     self._bad.add(getattr(error, BAD_SAMPLES, ()))
                     self.close()

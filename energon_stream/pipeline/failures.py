@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
@@ -19,7 +19,7 @@ from energon_stream.errors import (
 from energon_stream.pipeline.time_limit import TimeLimit
 
 if TYPE_CHECKING:
-    from energon_stream.pipeline.node import Context, Item
+    from energon_stream.pipeline.node import Context, Item, State
 
 Items: TypeAlias = "Sequence[Item]"
 P = ParamSpec("P")
@@ -45,6 +45,9 @@ ALWAYS_RAISED = (
 
 By Megatron-Energon's conventions they end it as the cause of a ``FatalSampleError``.
 """
+
+_FEW = 4
+"""Samples of one of several ranks that may all be bad by chance."""
 
 _NOT_OF_THE_SAMPLE = (StorageError, ConnectionError, PermissionError, TimeoutError)
 """Errors of stores and networks, unless they are a SampleError too. No sample is bad for them."""
@@ -162,6 +165,20 @@ class FailureGuard:
                 where=f"{self.name}, sources {sources}",
                 hint="fix the function or the data, or raise its failure_tolerance",
             ) from error
+
+
+def check_pass(states: Iterable[State | None], ranks: int, kinds: str = "") -> None:
+    """Raise FatalSampleError if all samples failed, at the end of a pass: an empty one would not tell of it.
+
+    ``states`` are those of a rank's streams. One of several ranks may well have a few samples that are bad.
+    """
+    known = [state for state in states if state is not None]
+    read, bad = (sum(state.get("counts", (0, 0))[place] for state in known) for place in range(2))
+    if bad == read >= (1 if ranks == 1 else _FEW) and not any(state["batches"] for state in known):
+        raise FatalSampleError(
+            f"all {read:,} samples of the pass failed{kinds}",
+            hint="the log has the first error of each kind: check field_map, the decoder and your functions",
+        )
 
 
 def running_call(frame: FrameType | None) -> tuple[str, Any] | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from energon_stream.pipeline.failure_notes import Failures
+from energon_stream.pipeline.failures import check_pass
 from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
 from energon_stream.plugins import debug_log
 from energon_stream.schedule.saved import reading
@@ -209,6 +210,11 @@ class StreamRunner:
             if not step.ended:
                 return step
             if not self.rotation.ended:
+                states = [
+                    {"batches": self._batches[stream], "counts": self._counts[stream]}
+                    for stream in self._nodes
+                ]
+                check_pass(states, self._config.world_size)
                 return None
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import posixpath
-import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -245,16 +244,12 @@ class _Links:
 
 def check_names(scan: ShardScan, store: Store) -> None:
     """Raise CorruptTarError if a member's name is not UTF-8: ``index.sqlite`` can hold no others."""
-    names = (*scan.keys, *(part for _, part, _, _ in scan.parts))
-    try:
-        "".join(names).encode()
-    except UnicodeEncodeError:
-        wrong = next(filter(re.compile("[\ud800-\udfff]").search, names))
+    if "not_utf_8" in scan.remarks:
         raise CorruptTarError(
-            f"the member name {wrong!r:.80} is not UTF-8",
+            f"the member name {scan.remarks['not_utf_8'][1]!r:.80} is not UTF-8",
             where=f"{store.url}/{scan.path}",
             hint="`energon-stream repair` writes a dataset with other names; or use the tars unprepared",
-        ) from None
+        )
 
 
 def peek_parts(store: Store, entry: ListEntry, samples: int = 8) -> tuple[str, ...]:

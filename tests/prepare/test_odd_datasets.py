@@ -31,6 +31,7 @@ from energon_stream import (
     ReadOptions,
     SampleDecoder,
     WorkerConfig,
+    get_loader,
     get_val_dataset,
     lint_dataset,
     reraise_exception,
@@ -42,6 +43,7 @@ from energon_stream.errors import (
     DuplicateKeyError,
     EmptyDatasetError,
     EnergonStreamError,
+    FatalSampleError,
 )
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.prepare.prepare import prepare_dataset
@@ -437,3 +439,43 @@ def test_links_are_parts_for_lint_and_for_what_maps_samples(tmp_path):
 
 def entries(folder: Path, name: str) -> list[ListEntry]:
     return [entry for entry in StoreSpec(str(folder)).open().list() if entry.path == name]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_pass_of_which_all_samples_failed_is_an_error(num_workers, ranks, tmp_path):
+    """Validation would otherwise be on nothing, and say so in warnings alone."""
+    (tmp_path / "x.tar").write_bytes(body(members(samples(0, 16, "txt"))) + END)
+    config = WorkerConfig(rank=0, world_size=ranks, num_workers=num_workers)
+
+    def opened(**options: Any) -> Any:
+        return get_val_dataset(
+            str(tmp_path),
+            split_part="val",
+            batch_size=4,
+            worker_config=config,
+            sample_type="CaptioningSample",
+            field_map={"image": "jpg", "caption": "txt"},
+            **options,
+        )
+
+    found = "all 16 samples" if ranks == 1 else "all 8 samples"
+    with (
+        get_loader(opened()) as loader,
+        pytest.raises(FatalSampleError, match=f"{found} of the pass failed: .* FieldError"),
+    ):
+        list(loader)
+    if not num_workers:
+        with pytest.raises(FatalSampleError, match=f"{found} of the pass failed"):
+            list(opened())
+
+
+def test_few_bad_samples_of_one_of_several_ranks_are_no_error(tmp_path):
+    (tmp_path / "x.tar").write_bytes(body(members(samples(0, 4, "txt"))) + END)
+    config = WorkerConfig(rank=0, world_size=2, num_workers=0)
+    options = {
+        "batch_size": 2,
+        "sample_type": "CaptioningSample",
+        "field_map": {"image": "jpg", "caption": "txt"},
+    }
+    assert list(get_val_dataset(str(tmp_path), split_part="val", worker_config=config, **options)) == []

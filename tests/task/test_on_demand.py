@@ -19,7 +19,7 @@ from energon_stream import (
     prepare_metadataset,
     stateless,
 )
-from energon_stream.errors import DecodeError, UntrustedPickleError
+from energon_stream.errors import DecodeError, FatalSampleError, UntrustedPickleError
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.samples import CrudeSample, OnDemandSample
@@ -178,7 +178,8 @@ def test_parts_that_no_cooker_looks_at_are_not_decoded(folder):
 @pytest.mark.parametrize(("part", "error"), [("jpg", DecodeError), ("pickle", UntrustedPickleError)])
 def test_the_error_of_a_part_names_it_and_the_sample(folder, part, error):
     failures = []
-    assert cooked(folder, lambda crude: crude[part], failures) == []
+    with pytest.raises(FatalSampleError, match=f"all {SAMPLES} samples of the pass failed"):
+        cooked(folder, lambda crude: crude[part], failures)
     assert len(failures) == SAMPLES
     assert {type(failure) for failure in failures} == {error}
     assert f"part '{part}'" in failures[3].what
@@ -220,7 +221,8 @@ def test_a_damaged_part_of_a_sample_that_a_cooker_passes_on_fails_in_the_cooker(
 
 def test_without_cookers_all_parts_are_decoded_when_the_sample_is_read(folder):
     dataset = get_val_dataset(str(folder), batch_size=None, worker_config=CONFIG, parts=["json", "npy"])
-    assert list(dataset) == []  # each sample fails, and is skipped
+    with pytest.raises(FatalSampleError, match=f"all {SAMPLES} samples of the pass failed"):
+        list(dataset)
 
 
 class Wrapping(FileStoreDecoder):
