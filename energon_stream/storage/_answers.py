@@ -18,7 +18,9 @@ from energon_stream.errors import (
     UnsupportedStoreError,
 )
 from energon_stream.printable import strip_credentials
+from energon_stream.storage._causes import CERTIFICATE
 from energon_stream.storage.secrets import redact, secrets_in
+from energon_stream.storage.settings import find_proxy
 from energon_stream.urls import url_scheme
 
 if TYPE_CHECKING:
@@ -119,6 +121,9 @@ class RemoteStore:
                 hint = f"Check bucket, key, endpoint ({endpoint}) and region."
             case 401 | 403:
                 return self._denied(path, answer, is_expired=code in _EXPIRED)
+            case 407:
+                what = "the proxy wants a login"
+                hint = "Put the user and the password into HTTPS_PROXY (or HTTP_PROXY), with an @ before the host."
             case 412:
                 return object_changed(self._where(path))
             case 416:
@@ -166,8 +171,14 @@ class RemoteStore:
         return self._error(BadAnswerError, path, what, hint)
 
     def _broken(self, path: str, problem: str, *, answered: bool) -> TransientStorageError:
-        what = f"the connection failed: {problem}"
-        hint = f"Check that {self._endpoint()} is right and reachable."
+        what, endpoint = f"the connection failed: {problem}", self._endpoint()
+        hint = f"Check that {endpoint} is right and reachable."
+        if problem == CERTIFICATE:
+            hint = f"Name the certificates of the authority of {endpoint} in AWS_CA_BUNDLE, or with verify."
+        proxy = find_proxy(endpoint)
+        if proxy is not None and proxy.is_used:
+            what = f"the connection through the proxy {proxy.url} failed: {problem}"
+            hint = f"Check the proxy, which HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names, or add {proxy.host} to NO_PROXY."
         return self._error(TransientStorageError, path, what, hint, answered=answered)
 
     def _no_credentials(self, path: str, what: str) -> AccessDeniedError:

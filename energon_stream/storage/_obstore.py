@@ -208,6 +208,10 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         for sign, problem in _BAD_ANSWERS.items():
             if sign in text:
                 return self._bad_answer(path, problem)
+        if "CaUsedAsEndEntity" in dump:
+            what = "the server's certificate is that of an authority (CA:TRUE), which obstore accepts for no server"
+            hint = f"Pass transport='fsspec', or give {self._endpoint()} a certificate with CA:FALSE."
+            return self._error(UnsupportedStoreError, path, what, hint)
         if "HTTP error" in text:
             cause = cause_in(dump) or text.rpartition(" - ")[2]
             if cause == NO_ANSWER:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
@@ -18,8 +17,10 @@ from energon_stream.storage.settings import (
     ENDPOINT_VARIABLES,
     KEY_VARIABLES,
     REGION_VARIABLES,
+    certificate_bundle,
     clean_options,
     clean_setting,
+    find_proxy,
     variable,
 )
 from energon_stream.urls import url_scheme
@@ -147,7 +148,8 @@ def server_of(url: str, options: Mapping[str, Any]) -> Server | None:
 def _http(host: str, left: dict[str, Any], url: str, provider: None) -> ClientConfig:
     root = f"{url_scheme(url)}://{host}"
     headers = left.pop("headers", None)
-    return ClientConfig("http", root, {}, root, None, {"default_headers": headers} if headers else {})
+    client = _proxy_options(root) | ({"default_headers": headers} if headers else {})
+    return ClientConfig("http", root, {}, root, None, client)
 
 
 def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentials | None) -> ClientConfig:
@@ -192,14 +194,22 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
         if name in config_kwargs:
             client[name] = f"{config_kwargs.pop(name)}s"
     verify = client_kwargs.pop("verify", None)
-    bundle = verify if isinstance(verify, str) else variable("AWS_CA_BUNDLE")
     if verify is False:
         client["allow_invalid_certificates"] = True
-    elif bundle:
-        client["root_certificate"] = Path(bundle).read_text()
+    elif bundle := certificate_bundle(verify):
+        client["root_certificate"] = bundle
     left.update(client_kwargs | config_kwargs | s3_config)  # what obstore cannot honour
     server = endpoint or f"AWS, region {config['region']}"
+    client |= _proxy_options(endpoint or f"https://s3.{config['region']}.amazonaws.com")
     return ClientConfig("s3", bucket, config, server, None if anon else credentials, client)
+
+
+def _proxy_options(url: str) -> dict[str, str]:
+    """Return obstore's options for the proxy of a server. It has rules of its own for the environment."""
+    proxy = find_proxy(url)
+    if proxy is None:
+        return {}
+    return {"proxy_url": proxy.url} | ({} if proxy.is_used else {"proxy_excludes": proxy.host})
 
 
 def _gcs(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentials | None) -> ClientConfig:

@@ -22,10 +22,13 @@ from energon_stream.storage.settings import (
     ENDPOINT_VARIABLES,
     KEY_VARIABLES,
     REGION_VARIABLES,
+    certificate_bundle,
     clean_options,
+    find_proxy,
     variable,
 )
 from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
+from energon_stream.urls import url_scheme
 
 # Options that outrank keys in the environment.
 _FIXED = frozenset(("key", "secret", "profile", "anon", "aws_access_key_id", OPTION))
@@ -61,6 +64,10 @@ class S3fsStore(FsspecStore):
             "read_timeout": 20,
             **(options.get("config_kwargs") or {}),
         }
+        certificate_bundle(client.get("verify"))
+        server = client.get("endpoint_url") or options["endpoint_url"] or ""
+        if proxy := find_proxy(server):
+            config.setdefault("proxies", {url_scheme(server): proxy.url} if proxy.is_used else {})
         return super()._file_system(url, {**options, "client_kwargs": client, "config_kwargs": config})
 
     @staticmethod

@@ -9,8 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from contextlib import suppress
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass_environment
 
 from energon_stream.errors import ConfigError
 
@@ -73,6 +77,51 @@ def clean_setting(name: str, value: object) -> str:
     if problem:
         raise ConfigError(f"{name} {problem}", hint=hint)
     return text
+
+
+class Proxy(NamedTuple):
+    """The proxy that the environment names for the scheme of a URL."""
+
+    url: str
+    host: str  # of the server
+    is_used: bool  # False if ``NO_PROXY`` excludes the server
+
+
+def find_proxy(url: str) -> Proxy | None:
+    """Return the proxy for a server, by the same rules for all transports.
+
+    ``NO_PROXY`` may have hosts, with or without a port, ends of hosts, networks (10.0.0.0/8), and ``*``.
+    """
+    parts, named = urlsplit(url), getproxies_environment()
+    proxy, host = named.get(parts.scheme) or named.get("all"), parts.hostname or ""
+    if not proxy or not host or proxy.startswith("socks"):
+        return None
+    excluded = {item.strip() for item in named.get("no", "").split(",")}
+    is_used = "*" not in excluded and not proxy_bypass_environment(parts.netloc.rpartition("@")[2], named)
+    for item in excluded if is_used else ():
+        with suppress(ValueError):  # one of the two is a name
+            is_used &= "/" not in item or ip_address(host) not in ip_network(item, strict=False)
+    return Proxy(proxy if "://" in proxy else f"http://{proxy}", host, is_used)
+
+
+def certificate_bundle(verify: object) -> str | None:
+    """Return the certificates that the option ``verify`` or ``AWS_CA_BUNDLE`` names; None for the usual ones.
+
+    Raises ConfigError if the file cannot be read, or has no certificate.
+    """
+    path = verify if isinstance(verify, str) else variable("AWS_CA_BUNDLE")
+    if not path or verify is False:
+        return None
+    name = "client_kwargs.verify" if isinstance(verify, str) else "AWS_CA_BUNDLE"
+    try:
+        content = Path(path).read_text(encoding="latin-1")
+    except OSError as error:
+        problem = f"the certificates of {name} cannot be read: {error.strerror}"
+        raise ConfigError(problem, where=path, hint="name a file of PEM certificates") from None
+    if "-----BEGIN CERTIFICATE-----" not in content:
+        problem = f"the file of {name} has no PEM certificate"
+        raise ConfigError(problem, where=path, hint="convert it with `openssl x509 -inform der`")
+    return content
 
 
 def _problem_of_url(text: str) -> str:
