@@ -225,7 +225,7 @@ def _number(field: bytes, position: int, base: int = 8) -> int:
         value = int.from_bytes(field[1:], "big") if field[0] == 0x80 else -1
     else:
         digits = field.partition(b"\0")[0].strip()
-        value = int(digits or b"0", base) if digits.isdigit() or not digits else -1
+        value = -1 if digits.strip(b"0123456789"[:base]) else int(digits or b"0", base)
     if value < 0:
         raise CorruptTarError(f"damaged tar header at byte {position}: {field!r} is not a number")
     return value

@@ -200,6 +200,15 @@ def test_a_damaged_header_is_an_error_with_its_offset(place, change, second):
         list(iter_members(memoryview(damaged), 0, end))
 
 
+@pytest.mark.parametrize(("place", "number"), [(148, b"018212\0 "), (148, b"9"), (124, b"0000000001 8")])
+def test_a_number_that_is_not_octal_is_damage(place, number):
+    buffer, end = build([("a.jpg", b"1")], tarfile.USTAR_FORMAT)
+    damaged = bytearray(buffer)
+    damaged[place : place + len(number)] = number
+    with pytest.raises(CorruptTarError, match="byte 0"):
+        list(iter_members(memoryview(damaged), 0, end))
+
+
 @pytest.mark.parametrize("tar_format", ["ustar", "pax"])
 def test_no_flipped_bit_of_a_header_goes_unnoticed(tar_format):
     """Neither by the general way, nor by the fast ways of one sample and of many at once. A bit of the

@@ -61,7 +61,6 @@ class OddTar:
     # Numbers of members beside damage, or at an end without a mark: parts of their samples may be lost.
     beside_gaps: set[int] = field(default_factory=set)
     oddities: list[tuple[str, str]] = field(default_factory=list)  # kind and text
-    problem: str = ""  # why there is no member
 
 
 class _HeaderFile:
@@ -175,7 +174,7 @@ def read_members(file: IO[bytes]) -> OddTar:
         found.beside_gaps.add(len(members) - 1)
         found.oddities.append(("no_end_mark", f"at byte {size}"))
     if not members:
-        found.oddities, found.problem = [], _describe(file, size)
+        found.oddities = [("unreadable_tar", _describe(file, size))]
     return found
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import codecs
 import posixpath
 import re
-from bisect import bisect
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import count, groupby
 from typing import Literal, NamedTuple, get_args
 
@@ -54,7 +56,7 @@ MOST_NAMES = 100  # of each kind, in the report of a tar
 _is_of_windows = re.compile(r"(?:^|/)(?:Thumbs\.db|desktop\.ini)$|(?:^|/)@eaDir/").search
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
-_MOST_LINKS = 40  # in a chain
+_MOST_OLDER = 64  # copies of a sample that some parts may replace parts of
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,31 +116,34 @@ _Copy = dict[str, _Part]  # a sample, of several with one key
 
 
 def find_samples(
-    tar: OddTar, rules: RepairRules, changes: Changes, is_equal: Callable[[Member, Member], bool]
+    tar: OddTar, rules: RepairRules, changes: Changes, digest: Callable[[Member], int]
 ) -> list[FoundSample]:
     """Return the whole samples of a tar, in the order of their first parts, with keys that are unique in it.
 
-    ``rules.dotted_keys`` has been decided. ``is_equal`` compares the bytes of two members. Raises
+    ``rules.dotted_keys`` has been decided. ``digest`` returns a hash of a member's bytes. Raises
     DuplicateKeyError if a key is there twice and the rules do not allow it.
     """
-    changes_of_tar(tar, changes)
+    for kind, text in tar.oddities:
+        changes.add(kind, text)
     blocks: dict[str, list[list[_Part]]] = {}
     for key, block in groupby(_parts(tar, rules, changes), key=lambda part: part.key):
         blocks.setdefault(key, []).append(list(block))
     copies = [
-        copy for of_key in blocks.values() for copy in _copies(of_key, rules.duplicates, changes, is_equal)
+        copy for of_key in blocks.values() for copy in _copies(of_key, rules.duplicates, changes, digest)
     ]
     copies.sort(key=lambda copy: min(part.number for part in copy.values()))
-    samples, used, keys = list[FoundSample](), set[str](), set(blocks)
+    samples, keys, times = list[FoundSample](), set(blocks), Counter[str]()
     for copy in _whole(copies, tar, changes):
-        key = _key(copy)
-        if key in used:
-            new = next(new for number in count(1) if (new := f"{key}~{number}") not in keys)
-            changes.add("renamed", f"{key} → {new}")
+        key = new = _key(copy)
+        if times[key]:
+            while new in keys:
+                new = f"{key}~{times[key]}"
+                times[key] += 1
             keys.add(new)
-            key = new
-        used.add(key)
-        samples.append(FoundSample(key, _lowered(key, copy, changes)))
+            changes.add("renamed", f"{key} → {new}")
+        else:
+            times[key] = 1
+        samples.append(FoundSample(new, _lowered(key, copy, changes)))
     return samples
 
 
@@ -146,41 +151,30 @@ def _key(copy: _Copy) -> str:
     return next(iter(copy.values())).key
 
 
-def changes_of_tar(tar: OddTar, changes: Changes) -> None:
-    """Count what is odd about a tar as a whole."""
-    for kind, text in tar.oddities:
-        changes.add(kind, text)
-    if tar.problem:
-        changes.add("unreadable_tar", tar.problem)
-
-
 # --- names --------------------------------------------------------------------------------------------------
 
 
-def has_dotted_keys(members: Iterable[Member]) -> bool:
+def has_dotted_keys(names: Iterable[str]) -> bool:
     """Return whether the keys of some members seem to have dots, as in ``22.05.png`` and ``22.10.png``.
 
     That is so if the first pieces after the dot are numbers that do not count from 0 or 1 within a sample, or
     if all extensions are of one sample each, and samples by the last dot have the same parts.
     """
-    pieces: dict[str, set[str]] = {}
-    names: dict[str, set[str]] = {}
-    shapes: dict[str, set[str]] = {}
-    for member in members:
-        found = split_name(member.name)
-        if found is None or "." not in found[1] or _is_system(member.name):
-            continue
-        key, part = found
-        pieces.setdefault(key, set()).add(part.partition(".")[0])
-        names.setdefault(part, set()).add(key)
-        shapes.setdefault(f"{key}.{part.rpartition('.')[0]}", set()).add(part.rpartition(".")[2].lower())
+    pieces, keys, shapes = (defaultdict[str, set[str]](set) for _ in range(3))
+    for name in names:
+        found = split_name(name)
+        if found is not None and "." in found[1] and not _is_system(name):
+            (key, part), (key_to_last, _, last) = found, name.rpartition(".")
+            pieces[key].add(part.partition(".")[0])
+            keys[part].add(key)
+            shapes[key_to_last].add(last.lower())
     numbers = [
         sorted(map(int, found))
         for found in pieces.values()
-        if all(piece.isascii() and piece.isdecimal() for piece in found)
+        if all(piece.isascii() and piece.isdecimal() and len(piece) < 20 for piece in found)
     ]
-    uncounted = sum(found[0] > 1 or found != [*range(found[0], found[-1] + 1)] for found in numbers)
-    is_once = all(len(keys) == 1 for keys in names.values())
+    uncounted = sum(found[0] > 1 or found[-1] - found[0] != len(found) - 1 for found in numbers)
+    is_once = all(len(found) == 1 for found in keys.values())
     is_regular = len(shapes) > 2 and len({frozenset(shape) for shape in shapes.values()}) == 1
     return uncounted > len(numbers) / 2 or (is_once and is_regular)
 
@@ -191,7 +185,10 @@ def _parts(tar: OddTar, rules: RepairRules, changes: Changes) -> Iterator[_Part]
     keys: set[str] = set()
     for number, member in enumerate(tar.members):
         name = _decoded(member.name, rules.encoding, changes)
-        found = split_name(name)
+        below = name.lstrip("/")
+        found = split_name(below)
+        if found is not None and rules.dotted_keys == "last":
+            found = (below[: below.rindex(".")], below[below.rindex(".") + 1 :])
         if _is_system(name):
             changes.add("system_file", name)
         elif member.kind == "special":
@@ -199,15 +196,13 @@ def _parts(tar: OddTar, rules: RepairRules, changes: Changes) -> Iterator[_Part]
         elif found is None or not found[1] or posixpath.basename(name).startswith("."):
             changes.add("no_part", name)
         else:
-            if rules.dotted_keys == "last":
-                found = (name[: name.rindex(".")], name[name.rindex(".") + 1 :])
             key, part = _escaped_key(found[0]), _escape(found[1])
             part = f"%5f{part[1:]}" if part.startswith("__") else part
             if "." in posixpath.basename(found[0]):
                 if key not in keys:
                     changes.add("dotted_key", key)
                     keys.add(key)
-            elif (key, part) != found:
+            elif (key, part) != found or below != name:
                 changes.add("escaped_name", name)
             target = find_target(number)
             if target is None:
@@ -240,9 +235,9 @@ def _decoded(name: str, encoding: str | None, changes: Changes) -> str:
 
 def _escaped_key(key: str) -> str:
     """Return a key that can be written: below a folder, without a dot in its last component."""
-    *folders, last = key.lstrip("/").split("/")
+    *folders, last = key.split("/")
     if "." not in last and ".." not in folders and not _UNWRITABLE.search(key):
-        return key.lstrip("/")
+        return key
     folders = ["%2e%2e" if folder == ".." else _escape(folder, "%") for folder in folders]
     return "/".join([*folders, _escape(last, "%.")])
 
@@ -277,29 +272,34 @@ class _Links:
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._members, self._numbers = members, dict[str, list[int]]()
+        self._known: dict[int, int | None] = {}  # files, and what links lead to
         if any(member.kind in ("symlink", "hardlink") for member in members):
             for number, member in enumerate(members):
                 self._numbers.setdefault(_normal(member.name), []).append(number)
 
     def target(self, number: int) -> int | None:
         """Return the number of the file that a member is, or leads to; None if there is none."""
-        for _ in range(_MOST_LINKS):
-            member = self._members[number]
-            if member.kind == "file":
-                return number
-            if member.kind == "symlink":
-                named = _normal(posixpath.join(posixpath.dirname(member.name), member.link))
-                places = [place for place in self._numbers.get(named, []) if place != number]
-                following = places[-1] if places else None
-            elif member.kind == "hardlink":
-                places = [place for place in self._numbers.get(_normal(member.link), []) if place != number]
-                before = places[: bisect(places, number)]
-                following = before[-1] if before else places[0] if places else None
-            else:
-                return None
-            if following is None:
-                return None
-            number = following
+        way: list[int] = []
+        following: int | None = number
+        while following is not None and following not in self._known:
+            is_file = self._members[following].kind == "file"
+            self._known[following] = following if is_file else None  # None ends a circle
+            way.append(following)
+            following = following if is_file else self._next(following)
+        found = None if following is None else self._known[following]
+        self._known.update(dict.fromkeys(way, found))
+        return found
+
+    def _next(self, number: int) -> int | None:
+        member = self._members[number]
+        if member.kind == "symlink":  # the last member of a name counts
+            name = posixpath.join(posixpath.dirname(member.name), member.link)
+            places = reversed(self._numbers.get(_normal(name), []))
+            return next((place for place in places if place != number), None)
+        if member.kind == "hardlink":  # the last one before the link, or else the first one behind it
+            named = self._numbers.get(_normal(member.link), [])
+            at = bisect_left(named, number)
+            return named[at - 1] if at else next((place for place in named if place != number), None)
         return None
 
 
@@ -311,7 +311,7 @@ def _normal(name: str) -> str:
 
 
 def _copies(
-    blocks: list[list[_Part]], rule: Duplicates, changes: Changes, is_equal: Callable[[Member, Member], bool]
+    blocks: list[list[_Part]], rule: Duplicates, changes: Changes, digest: Callable[[Member], int]
 ) -> list[_Copy]:
     """Return the samples that have a key, given its blocks of adjacent parts.
 
@@ -319,57 +319,61 @@ def _copies(
     means them. A sample whose parts are all there again is a second one, unless its bytes are the same.
     """
     copies: list[_Copy] = []
+    by_shape: dict[frozenset[str], list[int]] = {}  # heaps of numbers of copies
     regrouped: set[int] = set()
     for unit in _units(blocks):
-        home = next((n for n, copy in enumerate(copies) if not copy.keys() & unit.keys()), None)
-        if home is not None:
+        names = frozenset(unit)
+        homes = [(numbers[0], shape) for shape, numbers in by_shape.items() if numbers and not shape & names]
+        if homes:
+            home, shape = min(homes, key=lambda each: each[0])
+            heappop(by_shape[shape])
+            heappush(by_shape.setdefault(shape | names, []), home)
             copies[home].update(unit)
             regrouped.add(home)
             continue
-        key, names = _key(unit), ", ".join(unit)
         if copies and rule == "error":
             raise DuplicateKeyError(
-                f"the sample {key!r:.80} has the parts {names:.80} twice",
+                f"the sample {_key(unit)!r:.80} has the parts {', '.join(unit):.80} twice",
                 hint="take duplicates='rename', 'first' or 'last'",
             )
-        older = next((copy for copy in reversed(copies) if unit.keys() < copy.keys()), None)
-        if older is not None:
-            for name in unit:
-                changes.add("duplicate_part", f"{key}.{name}")
-            older.update(unit if rule != "first" else {})
-        elif any(_is_same(copy, unit, is_equal) for copy in copies):
-            changes.add("duplicate_sample", key)
-        else:
+        older = next((copy for copy in copies[-1:-_MOST_OLDER:-1] if names < copy.keys()), None)
+        if older is None:
+            heappush(by_shape.setdefault(names, []), len(copies))
             copies.append(unit)
+            continue
+        for name in unit:
+            changes.add("duplicate_part", f"{_key(unit)}.{name}")
+        older.update(unit if rule != "first" else {})
     for number in regrouped:
         changes.add("regrouped", _key(copies[number]))
-    if rule in ("first", "last"):
-        for copy in copies[1:]:
-            changes.add("duplicate_sample", _key(copy))
-        return copies[:1] if rule == "first" else copies[-1:]
-    return copies
+    kept = {"first": copies[:1], "last": copies[-1:]}.get(rule) or _unequal(copies, digest)
+    for _ in range(len(copies) - len(kept)):
+        changes.add("duplicate_sample", _key(copies[0]))
+    return kept
 
 
 def _units(blocks: list[list[_Part]]) -> Iterator[_Copy]:
     """Yield the parts of each block by name; a part that it has twice begins a second unit."""
     for block in blocks:
-        units: list[_Copy] = []
+        units, times = list[_Copy](), Counter[str]()
         for part in block:
-            unit = next((unit for unit in units if part.name not in unit), None)
-            if unit is None:
-                units.append(unit := {})
-            unit[part.name] = part
+            if times[part.name] == len(units):
+                units.append({})
+            units[times[part.name]][part.name] = part
+            times[part.name] += 1
         yield from units
 
 
-def _is_same(one: _Copy, other: _Copy, is_equal: Callable[[Member, Member], bool]) -> bool:
-    if one.keys() != other.keys():
-        return False
-    pairs = ((one[name], other[name]) for name in one)
-    return all(
-        a.member is not None and b.member is not None and not b.problem and is_equal(a.member, b.member)
-        for a, b in pairs
-    )
+def _unequal(copies: list[_Copy], digest: Callable[[Member], int]) -> list[_Copy]:
+    """Return the copies without those whose bytes are those of one before."""
+    if len(copies) < 2:
+        return copies
+    found: dict[frozenset[tuple[str, int]], _Copy] = {}
+    for number, copy in enumerate(copies):
+        is_there = all(part.member is not None and not part.problem for part in copy.values())
+        marks = ((name, digest(part.member) if part.member else 0) for name, part in copy.items())
+        found.setdefault(frozenset(marks) if is_there else frozenset([("", number)]), copy)
+    return [*found.values()]
 
 
 def _whole(copies: list[_Copy], tar: OddTar, changes: Changes) -> list[_Copy]:

@@ -6,17 +6,20 @@ import io
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import IO, TYPE_CHECKING, ClassVar, NamedTuple
 
-from energon_stream.errors import ObjectNotFoundError
+import xxhash
+
+from energon_stream.errors import CorruptTarError, ObjectNotFoundError
 from energon_stream.index.info_files import META_FOLDER, STAGING
 from energon_stream.index.plain import find_tars
 from energon_stream.index.shard_names import names_tars
 from energon_stream.limits import Limits
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import ListEntry, StoreSpec
-from energon_stream.tools.repair.odd_tar import Member, payload, read_members, unpacked
+from energon_stream.tar.scan import scan_shard
+from energon_stream.tools.repair.odd_tar import payload, read_members, unpacked
 from energon_stream.tools.repair.sound_samples import (
     Changes,
     FoundSample,
@@ -31,7 +34,7 @@ from energon_stream.write.sources.source import KEY, Row, Section, Source, uncha
 if TYPE_CHECKING:
     from energon_stream.storage import Store
 
-_PEEKED = 4  # tars whose names decide whether keys have dots
+_PEEKED, _PEEKED_SAMPLES = 4, 1000  # tars, and samples of each, that decide whether keys have dots
 _FRAMES = {"tif": "TIFF", "tiff": "TIFF", "gif": "PNG", "webp": "PNG", "png": "PNG", "apng": "PNG"}
 
 
@@ -96,14 +99,18 @@ class TarSource(Source):
         """Return the source with a rule for keys with dots, by the names in some tars."""
         if self.rules.dotted_keys != "auto":
             return self
-        members: list[Member] = []
+        names: list[str] = []
         store = self.spec.open()
         for section in sections[:_PEEKED]:
-            with self._opened(store, section.place.entry) as (file, _):
-                members += read_members(file).members
-        is_last = has_dotted_keys(members)
-        rules = asdict(self.rules) | {"dotted_keys": "last" if is_last else "first"}
-        return TarSource(self.spec, tmp_path=self.tmp_path, names=self.names, rules=RepairRules(**rules))
+            entry = section.place.entry
+            try:
+                scan = scan_shard(store, entry, ahead=0, most=_PEEKED_SAMPLES)
+                names += [f"{scan.keys[number]}.{part}" for number, part, _, _ in scan.parts]
+            except CorruptTarError:
+                with local_copy(store, entry) as copy, unpacked(copy.path, self.tmp_path) as (file, _):
+                    names += [member.name for member in read_members(file).members]
+        rules = replace(self.rules, dotted_keys="last" if has_dotted_keys(names) else "first")
+        return replace(self, rules=rules)
 
     def examine(self, section: Section) -> Examined:
         """Read all headers of a tar. Raises ObjectChangedError if it changes."""
@@ -122,16 +129,11 @@ class TarSource(Source):
     @contextmanager
     def read(self, store: Store, entry: ListEntry) -> Iterator[tuple[IO[bytes], list[FoundSample], Changes]]:
         """Yield a tar as a file of plain bytes, its whole samples, and what they needed."""
-        with self._opened(store, entry) as (file, oddities):
+        with local_copy(store, entry) as copy, unpacked(copy.path, self.tmp_path) as (file, oddities):
             changes, tar = Changes(), read_members(file)
             tar.oddities[:0] = oddities
-            tar.problem += " after it was unpacked" if tar.problem and oddities else ""
-            yield file, find_samples(tar, self.rules, changes, lambda a, b: _is_equal(file, a, b)), changes
-
-    @contextmanager
-    def _opened(self, store: Store, entry: ListEntry) -> Iterator[tuple[IO[bytes], list[tuple[str, str]]]]:
-        with local_copy(store, entry) as copy, unpacked(copy.path, self.tmp_path) as found:
-            yield found
+            digest = lambda member: xxhash.xxh3_64_intdigest(payload(file, member))  # noqa: E731
+            yield file, find_samples(tar, self.rules, changes, digest), changes
 
     def _contents(self, file: IO[bytes], sample: FoundSample) -> dict[str, bytes | memoryview]:
         parts: dict[str, bytes | memoryview] = {}
@@ -176,10 +178,6 @@ def noted(paths: Collection[str]) -> set[int]:
     """Return the numbers of the tars that were examined, given the paths in a target."""
     begin = f"{STAGING}/examined-"
     return {int(path.removeprefix(begin)) for path in paths if path.startswith(begin)}
-
-
-def _is_equal(file: IO[bytes], one: Member, other: Member) -> bool:
-    return one.start == other.start or (one.size == other.size and payload(file, one) == payload(file, other))
 
 
 def _frames(name: str, data: bytes | memoryview) -> dict[str, bytes | memoryview]:

@@ -437,6 +437,41 @@ def test_duplicates_by_a_rule(tmp_path, rule, expected):
     assert sorted(f"{key}={parts['txt'].decode()}" for key, parts in found.items()) == sorted(expected)
 
 
+def test_one_name_for_all_and_links_to_it(tmp_path):
+    data = odd.body([("x.jpg", b"%d" % number) for number in range(100)])
+    data += odd.member("x.jpg", kind=b"1", link="x.jpg") * 100 + odd.body([("y.txt", b"")])
+    (tmp_path / "a.tar").write_bytes(data + odd.member("y.jpg", kind=b"1", link="x.jpg") + odd.END)
+    report = repair_dataset(tmp_path / "a.tar", tmp_path / "new", engine=INLINE)
+    assert report.changes == {"link": 101, "renamed": 99, "duplicate_sample": 100}
+    found = whole(tmp_path / "new")
+    assert [found[f"x~{n}" if n else "x"]["jpg"] for n in range(100)] == [b"%d" % n for n in range(100)]
+    assert found["y"] == {"jpg": b"99", "txt": b""}
+
+
+def test_names_that_no_dataset_may_have(tmp_path):
+    named = [
+        "/__meta__/a.jpg",
+        "//b.jpg",
+        "c.__x__.jpg",
+        "d/../e.jpg",
+        "f..jpg",
+        "g.jpg.",
+        "h.\t.jpg",
+        "1.0.0.",
+    ]
+    data = odd.body([(name, name.encode()) for name in named])
+    for rule in ("first", "last"):
+        (tmp_path / f"{rule}.tar").write_bytes(data + odd.body([("good.jpg", b"good")]) + odd.END)
+        report = repair_dataset(
+            tmp_path / f"{rule}.tar", tmp_path / rule, dotted_keys=rule, engine=INLINE, dataset_yaml=CRUDE
+        )
+        found = loaded(tmp_path / rule)
+        assert found == whole(tmp_path / rule)
+        left = report.changes["no_part"]
+        assert len([part for parts in found.values() for part in parts]) + left == len(named) + 1
+        assert left == (1 if rule == "first" else 3)
+
+
 def test_duplicates_between_tars_are_an_error_by_rule(tmp_path):
     source = write(tmp_path / "source", a=odd.members(odd.samples()), b=odd.members(odd.samples(2, 3)))
     with pytest.raises(DuplicateKeyError, match=r"two tars: a.tar and b.tar"):
@@ -453,6 +488,13 @@ def test_keys_with_dots_by_a_rule(tmp_path):
     assert set(whole(tmp_path / "auto")) == {"0", "1", "2", "7", "8"}
     repair_dataset(source, tmp_path / "last", dotted_keys="last", engine=INLINE)
     assert "0%2eleft" in whole(tmp_path / "last")
+
+
+def test_numbers_of_any_size_may_be_keys(tmp_path):
+    named = [(f"1.{number}.jpg", b"x") for number in (1, 99_999_999_999_999, 10**30)]
+    assert repair_dataset(
+        write(tmp_path / "source", a=named), tmp_path / "new", engine=INLINE
+    ).dotted_keys in ("first", "last")
 
 
 def test_names_are_decoded_if_their_encoding_is_known(tmp_path):
