@@ -27,6 +27,7 @@ from energon_stream import (
     get_train_dataset,
 )
 from energon_stream.auxiliary import WebdatasetFileStore
+from energon_stream.errors import DecodeError
 from energon_stream.media import RangedFile, openings
 from energon_stream.media.av import AV_EXTENSIONS, AVDecoder, get_clips_uniform, get_single_frames_uniform
 from energon_stream.prepare.prepare import prepare_dataset
@@ -37,7 +38,7 @@ from energon_stream.testing.s3server import S3Server
 # Frames of unequal length, of which the container has the times in milliseconds alone.
 UNEQUAL = {"pcm.mkv", "vorbis.webm", "vp8_vorbis.webm"}
 # The decoder adds noise, which depends on what it decoded before.
-NOISY = {"ac3.mkv": 0.05}
+NOISY = {"ac3.mkv": 0.05, "aac_noise.m4a": 0.05}
 
 FRAME = 1024  # samples of a frame of AAC
 
@@ -400,3 +401,19 @@ def cook(crude):
 
 class TakeAll(DefaultTaskEncoder):
     cookers = [Cooker(cook)]
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"), [("-ac 1", "from 2 to 1 channels"), ("-ar 22050", "to 22,050 samples")]
+)
+def test_sound_that_changes_is_an_error(folder, options, changes):
+    first, second = (
+        ffmpeg(
+            "-i", "source.wav", "-ar", "44100", *words.split(), "-c:a", "aac", "-f", "adts", "-", cwd=folder
+        )
+        for words in ("", options)
+    )
+    joined = AVDecoder(io.BytesIO(first + second))
+    with pytest.raises(DecodeError, match=changes):
+        joined.get_audio()
+    assert joined.get_audio_clips([(0.5, 0.6)])[0][0].shape == (2, 4410)

@@ -65,7 +65,20 @@ def part(number: int, sound: dict[str, bytes]) -> tuple[str, bytes]:
     extension = chance.choice(_EXTENSIONS)
     data = sound[extension]
     make = chance.choice(
-        (_text, _text_inside, _cut, _noise, _noise, _numbers, _numbers, _index, _crossed, _reference, _waves)
+        (
+            _text,
+            _text,
+            _text_inside,
+            _cut,
+            _noise,
+            _noise,
+            _numbers,
+            _numbers,
+            _index,
+            _crossed,
+            _reference,
+            _waves,
+        )
     )
     return f"{make.__name__[1:]}{number}.{extension}", make(chance, data, sound)
 
@@ -74,9 +87,9 @@ def _text(chance: random.Random, data: bytes, sound: dict[str, bytes]) -> bytes:
     junk = "".join(chance.choice("abc/%0 \t\n\x00é") for _ in range(chance.randrange(60)))
     values = {"junk": junk, "port": chance.randrange(20_000, 60_000)}
     text = chance.choice(_TEXTS).format(chance.choice(_TARGETS), **values).encode()
-    return chance.choice((b"", b"\xef\xbb\xbf", b"ID3\x04\0\0\0\0\0\0", b"\n \n")) + text * chance.choice(
-        (1, 1, 40)
-    )
+    return chance.choice(
+        (b"", b"", b"", b"\xef\xbb\xbf", b"ID3\x04\0\0\0\0\0\0", b"\n \n")
+    ) + text * chance.choice((1, 1, 40))
 
 
 def _text_inside(chance: random.Random, data: bytes, sound: dict[str, bytes]) -> bytes:

@@ -29,6 +29,7 @@ SOUNDS: dict[str, str] = {
     "aac.mov": f"{_AAC} -ar 44100",
     "aac.mkv": f"{_AAC} -ar 44100",
     "aac.flv": f"{_AAC} -ar 44100",
+    "aac_noise.m4a": "-c:a aac -ar 44100",
     "aac.aac": f"{_AAC} -ar 44100",
     "aac.avi": f"{_AAC} -ar 48000",
     "aac_late.m4a": f"{_AAC} -ar 44100 -output_ts_offset 0.5",

@@ -119,6 +119,10 @@ class AudioStream(MediaStream):
         number = self._first_number(head) if head else 0
         for frame in itertools.chain(head, frames):
             samples = _samples(frame)
+            if frame.sample_rate != self.rate:
+                raise DecodeError(
+                    f"the audio changes from {self.rate:,} to {frame.sample_rate:,} samples a second"
+                )
             exact = number if frame.pts is None else frame.pts * self._tick
             if abs(exact - number) > max(self._tick, 1):
                 number = round(exact)  # there is a gap

@@ -100,16 +100,19 @@ class Packets:
         """
         if first <= self.start and not self.is_moved:
             return self._until(self._demuxed(), last)
-        target, tries = max(first, self.start), _TRIES
+        target, tries, step = max(first, self.start), _TRIES, 1
         while True:
             packets = self._seek(target)
+            if self.stream.type == "video" and target > self._lowest:  # some demuxers seek to any packet
+                packets = itertools.dropwhile(lambda packet: not packet.is_keyframe, packets)
             key = next(packets, None)
             if key is None and tries and (earlier := self._entry_before(target)) is not None:
                 target, tries = earlier, tries - 1  # some demuxers find nothing after the last key frame
                 continue
             if key is None or key.pts is None or key.pts <= first or target <= self._lowest:
                 break
-            target = min(target, key.pts if key.dts is None else key.dts) - 1
+            target = min(target, key.pts if key.dts is None else key.dts) - step
+            step *= 2
         packets = packets if key is None else itertools.chain([key], packets)
         return self._until(packets, last)
 
