@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from energon_stream.index.objects import ShardObject, VersionGuard
 from energon_stream.index.sample_sizes import bounds_of
 from energon_stream.index.verify import check_name, wrong_names
 from energon_stream.read.locator import Cut, Locator, RawSample
-from energon_stream.tar.format import sample_parts, walk_sample
+from energon_stream.tar.format import TAR_RECORD, sample_parts, split_name, walk_members, walk_sample
 from energon_stream.tar.headers import AlikeSamples, split_samples
 from energon_stream.tar.scan import LinkedParts
 
@@ -119,13 +120,15 @@ class TarLocator(Locator):
         excluded = self.index.excluded.get(path, _NONE)
         starts, stops = request.starts - begin, request.stops - begin
         found = split_samples(data, starts, stops)
-        if found is not None:
+        if found is not None and not self._goes_on(request, data, len(starts) - 1, found.keys[-1]):
             return _cut_alike(self.leaf, path, data, found, excluded)
 
         def cut(sample: int, number: int) -> RawSample | None:
             first, last = int(starts[number]), int(stops[number])
             try:
                 key, names, firsts, lasts, links = sample_parts(data, first, last)
+                if self._goes_on(request, data, number, key):
+                    raise CorruptTarError(f"it ends the sample {key!r} before its last part")
             except CorruptTarError as error:
                 raise self._mismatch(error, path, begin + first) from error
             if key in excluded:
@@ -136,6 +139,28 @@ class TarLocator(Locator):
             return RawSample(self.leaf, sample, key, path, parts)
 
         return cut
+
+    def _goes_on(self, request: Request, data: memoryview, number: int, key: str) -> bool:
+        """Return True if a part of the sample follows its range, as far as the bytes there are at hand."""
+        stop = int(request.stops[number])
+        begin = request.start
+        if stop - begin >= len(data):
+            if not self.store.is_local:
+                return False
+            data, begin = self.store.get(self.index.shard_paths[request.object]).data, 0
+        first = stop - begin
+        head = bytes(data[first : first + TAR_RECORD])
+        if (
+            head[156:157] == b"0"
+            and not head[345:346].strip(b"\0")
+            and not head.startswith(key.encode("utf-8", "surrogateescape")[:100])
+        ):
+            return False  # a plain header with another name
+        with suppress(CorruptTarError):  # of another sample, which will be named
+            for member in walk_members(lambda at, length: data[at : at + length], first, len(data)):
+                name = split_name(member.name)
+                return name is not None and name[0] == key
+        return False
 
     def wrong_ranges(self, request: Request, data: memoryview) -> dict[int, ChecksumError]:
         starts, stops = request.starts - request.start, request.stops - request.start

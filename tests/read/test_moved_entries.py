@@ -1,0 +1,83 @@
+"""An index entry that lies one member too early or too late: no sample comes short before the error."""
+
+import tarfile
+
+import numpy as np
+import pytest
+
+from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_stream.errors import IndexMismatchError
+from energon_stream.index.sqlite_index import INDEX_SQLITE
+from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream.testing.datasets import write_shards
+
+CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+
+def parts(number):
+    few = {"a.txt": b"%d" % number, "b.bin": b"x" * number}
+    return few if number % 3 else {**few, "c.txt": b"more"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_shards(tmp_path / "data", shards=1, samples_per_shard=12, parts=parts)
+    prepare_dataset(str(tmp_path / "data"), split_ratio=(1, 0, 0), dataset_yaml=CRUDE)
+    with open(
+        tmp_path / "data" / INDEX_SQLITE, "r+b"
+    ) as index:  # without the sizes, as other programs write it
+        index.truncate(index.seek(0, 2) - 1)
+    return tmp_path / "data"
+
+
+def read(url, slices, options=None):
+    """Parts of the samples by key, until an error; and the error."""
+    dataset = get_train_dataset(
+        url, batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=slices, repeat=False,
+        worker_config=WorkerConfig(0, 1, 0), storage_options=options,
+    )  # fmt: skip
+    found = {}
+    try:
+        for batch in get_savable_loader(dataset):
+            found[batch["__key__"][0].rpartition("/")[2]] = {
+                n: v[0] for n, v in batch.items() if n[:2] != "__"
+            }
+    except IndexMismatchError as error:
+        return found, str(error)
+    return found, ""
+
+
+def members(folder):
+    """Names and first bytes of the members, and the keys' parts, as tarfile finds them."""
+    with tarfile.open(folder / "data-000000.tar") as tar:
+        listed = [(member.name, member.offset) for member in tar]
+    found = {}
+    for name, _ in listed:
+        key, _, part = name.partition(".")
+        found.setdefault(key, set()).add(part)
+    return listed, found
+
+
+@pytest.mark.parametrize(("slices", "by"), [(1, -1), (4, -1), (None, -1), (None, 1)])
+@pytest.mark.parametrize("entry", [3, 4, 8])
+def test_no_sample_is_short(folder, entry, by, slices):
+    listed, expected = members(folder)
+    starts = [offset for _, offset in listed]
+    index = np.fromfile(folder / "data-000000.tar.idx", dtype="<u8")
+    index[entry] = starts[starts.index(index[entry]) + by]
+    index.tofile(folder / "data-000000.tar.idx")
+    found, error = read(str(folder), slices)
+    assert "the index and the tar disagree" in error
+    assert {key: set(parts) for key, parts in found.items()} == {key: expected[key] for key in found}
+
+
+def test_over_a_store_the_next_sample_tells(folder, s3_server):
+    listed, expected = members(folder)
+    starts = [offset for _, offset in listed]
+    index = np.fromfile(folder / "data-000000.tar.idx", dtype="<u8")
+    index[4] = starts[starts.index(index[4]) - 1]
+    index.tofile(folder / "data-000000.tar.idx")
+    s3_server.upload_folder(folder, "s3://bucket/moved")
+    found, error = read("s3://bucket/moved", None, s3_server.storage_options)
+    assert "it ends the sample" in error
+    assert {key: set(parts) for key, parts in found.items()} == {key: expected[key] for key in found}
