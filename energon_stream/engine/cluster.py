@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -28,8 +29,8 @@ class RayEngine(TaskEngine):
 
     Args:
         address: Address of an existing cluster, such as ``10.0.0.1:6379``, ``ray://host:10001`` or ``auto``.
-            None: the cluster that the program is connected to, else that of ``RAY_ADDRESS``, else a new one
-            on this machine.
+            None: the cluster that the program is connected to, else that of ``RAY_ADDRESS``, else one of this
+            machine, else a new one, which listens on the loopback interface only.
         runtime_env: What the tasks need on the nodes, as ``ray.init`` takes it, such as environment
             variables with credentials.
 
@@ -54,12 +55,15 @@ class RayEngine(TaskEngine):
                 found = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", self._address or "")
                 if found is not None:  # Ray would try for minutes where nothing listens
                     socket.create_connection((found[1], int(found[2])), _SECONDS_TO_CONNECT).close()
-                _ray.init(
-                    address=self._address,
-                    runtime_env=None if self._runtime_env is None else dict(self._runtime_env),
-                    logging_level=logging.WARNING,
-                    log_to_driver=False,
-                )
+                options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
+                options["runtime_env"] = None if self._runtime_env is None else dict(self._runtime_env)
+                try:
+                    _ray.init(address=self._address or "auto", **options)
+                except ConnectionError:
+                    if self._address is not None or os.environ.get("RAY_ADDRESS"):
+                        raise
+                    with _without_other_nodes():
+                        _ray.init(address="local", include_dashboard=False, **options)
             except (OSError, RuntimeError, ValueError) as error:
                 raise ConfigError(
                     f"Ray cannot be reached: {error}", where=self._address, hint="check the address"
@@ -71,6 +75,17 @@ class RayEngine(TaskEngine):
             runner.close()
             if is_ours:
                 _ray.shutdown()
+
+
+@contextmanager
+def _without_other_nodes() -> Iterator[None]:
+    """Let Ray suppose that there are no other nodes, or it would listen on all interfaces."""
+    constants = _ray._private.ray_constants
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
 
 
 class _Cluster:

@@ -14,6 +14,14 @@ from energon_stream.testing.datasets import prepared_binary_dataset
 ray = pytest.importorskip("ray", reason="`make ray` installs Ray and runs this")
 
 
+def test_a_cluster_of_its_own_listens_on_the_loopback_interface_only(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (addresses,) = RayEngine().map(engine_tasks.listening, [None])
+    assert len(addresses) >= 3
+    assert {address[-8:] for address in addresses} == {"0100007F"}  # 127.0.0.1
+    assert not ray.is_initialized()
+
+
 @pytest.fixture(scope="module")
 def cluster():
     with ray_nodes.one_node() as started:
