@@ -163,6 +163,9 @@ def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
             _log.warning(
                 "%s: %d compressed tars are left out, such as %s", url, len(compressed), compressed[0]
             )
+        upper = [entry.path for entry in others if entry.path.endswith((".TAR", ".Tar"))]
+        if upper:
+            _log.warning("%s: %d files do not end in .tar, and are left out: %s", url, len(upper), upper[0])
         return tars
     if compressed:
         raise ConfigError(

@@ -81,6 +81,7 @@ SAID: Mapping[str, str] = {  # what an error or a warning says of each dataset t
     "zstd_as_tar": _UNPACK.format("Zstandard"),
     "zip_as_tar": _UNPACK.format("zip"),
     "gzip_beside": "compressed tars are left out",
+    "upper_case_tar": "do not end in .tar",
     "hard_link": _LINKS,
     "hard_link_in_folder": _LINKS,
     "hard_link_chain": _LINKS,

@@ -391,6 +391,13 @@ def gzip_beside(folder: Path) -> Samples:
     return _good(folder)
 
 
+@_odd
+def upper_case_tar(folder: Path) -> Samples:
+    """A tar named ``.TAR`` beside a good one."""
+    (folder / "odd.TAR").write_bytes(body(members(samples())) + END)
+    return _good(folder)
+
+
 # --- links and other kinds of members -----------------------------------------------------------------------
 
 

@@ -129,6 +129,7 @@ DIFFERENT = {
     "windows_files": lambda samples: without(samples, "Thumbs", "desktop"),
     # what readers of today do not see, or only once
     "gzip_beside": lambda samples: samples | odd.samples(),
+    "upper_case_tar": lambda samples: samples | odd.samples(),
     "key_in_two_tars": lambda samples: samples | {f"{key}~1": parts for key, parts in samples.items()},
     # names that no dataset can have, or that no field can come from
     "absolute": named(lambda key: key.lstrip("/")),
