@@ -30,6 +30,7 @@ from energon_stream.index.dataset import (
     open_webdataset,
     read_metadata,
     select_split_part,
+    with_start,
 )
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.join_index import JoinIndex, JoinMember, open_join_index
@@ -149,7 +150,8 @@ def open_all(
     pool = ThreadPoolExecutor(min(32, len(refs)))  # the fetcher bounds the requests
     try:
         begin = partial(_begin, pool=pool, metadata=metadata, how=how)
-        return [finish() for finish in [begin(ref) for ref in refs]]
+        opened = [finish() for finish in [begin(ref) for ref in refs]]
+        return list(pool.map(with_start, opened))
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -208,7 +210,8 @@ def _open_join(ref: JoinRef, members: Sequence[Callable[[], DatasetIndex]]) -> J
             where=ref.where,
             hint="write the metadataset to a file, and prepare it with `energon-stream prepare`",
         )
-    return open_join_index(ref.metadataset, join_members(ref, [finish() for finish in members]))
+    indices = [with_start(finish()) for finish in members]
+    return open_join_index(ref.metadataset, join_members(ref, indices))
 
 
 def _open_declared(ref: LeafRef, how: _Opening) -> WebDatasetIndex:

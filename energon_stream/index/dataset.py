@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from operator import methodcaller
@@ -22,6 +22,7 @@ from energon_stream.errors import (
     MetadataError,
     NotPreparedError,
     ObjectNotFoundError,
+    RangeError,
     StorageError,
 )
 from energon_stream.index.checksums import AllSamples, digest
@@ -38,11 +39,13 @@ from energon_stream.index.info_files import (
     parse_split,
 )
 from energon_stream.index.sample_sizes import MOST_BYTES, decode_names, decode_sizes
+from energon_stream.index.shard_marks import Marks, decode_marks, marks_bytes
 from energon_stream.index.shard_names import names_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.yaml_io import read_document
 from energon_stream.printable import strip_credentials
-from energon_stream.storage import Body, Store, StoreSpec, shared_fetcher
+from energon_stream.storage import Body, ByteRange, Store, StoreSpec, shared_fetcher
+from energon_stream.tar.scan import HEAD_BYTES, hash_head
 from energon_stream.urls import is_local, local_path, shown_url, split_query
 
 if TYPE_CHECKING:
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _Values = TypeVar("_Values", bound="Sizes | Names")
+_MARKS_BYTES = 4096  # marks of up to a thousand shards
 _FILE_BYTES = 4096  # usual size of a file of metadata; a late one is requested twice
 
 DatasetKind = Literal["webdataset", "metadataset", "jsonl", "tars"]
@@ -99,6 +103,14 @@ class DatasetIndex:
         """Return the shard number of each sample, ``int64``."""
         return np.searchsorted(self.shard_starts, samples, side="right") - 1
 
+    def content(self, shards: int) -> tuple[str, str] | None:
+        """Return what tells the samples of the first shards from others of equal names and counts.
+
+        That is a kind and a hash, which stay the same when the dataset is copied or prepared again; None if
+        nothing is known. Hashes of different kinds cannot be compared.
+        """
+        return None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WebDatasetIndex(DatasetIndex):
@@ -113,6 +125,8 @@ class WebDatasetIndex(DatasetIndex):
         None  # of each sample in tar blocks, in place of ``.tar.idx`` files; None if unknown
     )
     names: Names | None = None  # hash of each sample's name, known with the sizes at most
+    marks: Marks | None = None  # of the shards; None if the index has none
+    start: int | None = None  # hash of the first bytes of the first shard, where there are no marks
     every: AllSamples | None = None  # numbers of the samples in the whole dataset; None if unknown
     plain: PlainTars | None = None  # tars of a dataset that was not prepared; None for a prepared one
     split_config: str = SPLIT_CONFIG  # file in ``.nv-meta`` that defines the split part
@@ -121,12 +135,36 @@ class WebDatasetIndex(DatasetIndex):
         """Return True if the sample ``key`` of shard number ``shard`` is not to be used."""
         return bool(self.excluded) and key in self.excluded.get(self.shard_paths[shard], ())
 
+    def content(self, shards: int) -> tuple[str, str] | None:
+        if self.marks is not None:
+            return "marks", digest_hex(self.marks[:shards].tobytes())
+        return None if self.start is None else ("start", f"{self.start:016x}")
+
     def read_offsets(self, store: Store, shard: int, first: int, last: int) -> Int64Array:
         """Read entries of a shard's index, from the dataset or this node; see the function of this name."""
         count = int(self.shard_counts[shard])
         if self.plain is not None:
             return self.plain.read_offsets(self.plain.tars[shard], count, first, last)
         return read_offsets(store, self.shard_paths[shard], count, first, last)
+
+
+def digest_hex(data: bytes) -> str:
+    """Return a hash of 64 bits."""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def with_start(index: DatasetIndex) -> DatasetIndex:
+    """Return a dataset without marks of its shards with the hash of its first bytes, by one request."""
+    if not isinstance(index, WebDatasetIndex) or index.marks is not None or index.start is not None:
+        return index
+    store, path = index.spec.open(), index.shard_paths[0]
+    with suppress(StorageError):  # reading samples will say what is wrong
+        try:
+            head = store.get_range(path, ByteRange(0, HEAD_BYTES)).data
+        except RangeError:
+            head = store.get(path).data
+        return replace(index, start=hash_head(head))
+    return index
 
 
 def identity(index: DatasetIndex, shards: int) -> dict[str, Any]:
@@ -167,6 +205,7 @@ class DatasetMetadata:
     dataset_yaml: Mapping[str, Any] | None  # content of ``dataset.yaml``; None without the file
     sizes: Sizes | None = None  # size of each sample in tar blocks; None if unknown
     names: Names | None = None  # hash of each sample's name; None if unknown
+    marks: Marks | None = None  # of all shards; None if unknown
     info_digest: int = 0  # hash of ``.info.json``
 
 
@@ -201,8 +240,8 @@ def read_metadata(
     """Read the metadata files of a dataset with concurrent requests. Files of older names are a fallback.
 
     If the split file lists a shard that ``.info.json`` does not have, both are read once more: somebody may
-    have published the dataset between the two requests. ``with_sizes`` requests the sizes of the samples,
-    too, if the dataset is remote. ``limits`` None stands for those of the environment.
+    have published the dataset between the two requests. ``with_sizes`` keeps the sizes of the samples, too,
+    if the dataset is remote. ``limits`` None stands for those of the environment.
 
     Raises ObjectNotFoundError if there is no such folder or bucket, NotPreparedError without ``.nv-meta`` or
     split file, MetadataError for a wrong form or file name, and LimitError for a file that is too large.
@@ -226,10 +265,10 @@ def _read_files(
     store: Store, split: str, config: str, with_sizes: bool, limits: Limits | None
 ) -> DatasetMetadata:
     info, wanted = INFO_JSON, split
-    sizes: Future[Body] | None = None
-    if with_sizes:  # the end of index.sqlite, which has them if they are few enough
-        request = methodcaller("get_suffix", INDEX_SQLITE, MOST_BYTES)
-        sizes = shared_fetcher().ask(store, request, deadline=-1, repeatable_bytes=MOST_BYTES)
+    # The end of index.sqlite has marks of the shards, and sizes, if they are few enough.
+    size = MOST_BYTES if with_sizes else _MARKS_BYTES
+    request = methodcaller("get_suffix", INDEX_SQLITE, size)
+    end = shared_fetcher().ask(store, request, deadline=-1, repeatable_bytes=size)
     get = partial(read_document, limits=limits)
     found = ask_all(store, get, [info, split, config])
     if info not in found or split not in found:
@@ -241,7 +280,7 @@ def _read_files(
     if split not in found:
         raise _not_prepared(f"{wanted} not found", store)
     counts = parse_info(found[info].data, f"{store.url}/{info}", limits)
-    kept = (None, None) if sizes is None else _kept(sizes, counts, found[info].data)
+    kept = _kept(store, end, counts, found[info].data, with_sizes)
     return DatasetMetadata(
         store.url,
         counts,
@@ -254,15 +293,19 @@ def _read_files(
 
 
 def _kept(
-    answer: Future[Body], counts: Mapping[str, int], info: memoryview
-) -> tuple[Sizes | None, Names | None]:
-    """Return sizes and names of all samples, as far as they are kept."""
+    store: Store, answer: Future[Body], counts: Mapping[str, int], info: memoryview, with_sizes: bool
+) -> tuple[Sizes | None, Names | None, Marks | None]:
+    """Return sizes and names of all samples, and marks of all shards, as far as they are kept."""
     # Stores may deny access to an object that does not exist.
     with suppress(StorageError):
         tail, samples = answer.result().data, sum(counts.values())
-        sizes = decode_sizes(tail, samples, info)
-        return sizes, None if sizes is None else decode_names(tail, samples)
-    return None, None
+        if (length := marks_bytes(tail)) > len(tail):
+            tail = store.get_suffix(INDEX_SQLITE, length).data
+        marks = decode_marks(tail, list(counts))
+        tail = tail[: len(tail) - length]
+        sizes = decode_sizes(tail, samples, info) if with_sizes else None
+        return sizes, None if sizes is None else decode_names(tail, samples), marks
+    return None, None, None
 
 
 def ask_all(store: Store, ask: Callable[[str, Store], _T], paths: Iterable[str]) -> dict[str, _T]:
@@ -339,6 +382,7 @@ def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadat
         shard_ids=ids,
         sizes=_of_shards(metadata.sizes, ends, ids),
         names=_of_shards(metadata.names, ends, ids),
+        marks=None if metadata.marks is None else metadata.marks[ids],
         every=AllSamples(int(ends[-1]), metadata.info_digest, (ends - all_counts)[ids]),
         split_config=where.rpartition("/")[2],
     )

@@ -32,7 +32,7 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     RangeError,
 )
-from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
+from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex, digest_hex, identity
 from energon_stream.index.guarded_sqlite import connect_local, damaged_index
 from energon_stream.index.index_files import RowFile
 from energon_stream.index.info_files import META_FOLDER, read_info
@@ -72,6 +72,14 @@ class JoinIndex(DatasetIndex):
     members: tuple[WebDatasetIndex, ...] = field(kw_only=True)  # the joined datasets, the primary first
     rows: RowFile = field(kw_only=True)  # the index; a row has (shard, first byte, size) for each member
 
+    def content(self, shards: int) -> tuple[str, str] | None:
+        found = [
+            [identity(member, len(member.shard_paths)), member.content(len(member.shard_paths))]
+            for member in self.members
+        ]
+        kinds = sorted({kind for _, content in found for kind, _ in [content or ("", "")]})
+        return None if "" in kinds else ("+".join(kinds), digest_hex(repr(found).encode()))
+
 
 def _identity(index: WebDatasetIndex) -> str:
     """Return the dataset's ``index.uuid``, or else a hash of shards and counts."""
@@ -88,10 +96,10 @@ def _index_spec(metadataset: StoreSpec, members: Sequence[JoinMember]) -> StoreS
     with ThreadPoolExecutor(len(members)) as pool:
         identities = list(pool.map(_identity, (member.index for member in members)))
     digest = hashlib.sha256()
-    for member, identity in zip(members, identities, strict=True):
+    for member, known in zip(members, identities, strict=True):
         index = member.index
         excluded = sorted(f"{shard}/{key}" for shard, keys in index.excluded.items() for key in keys)
-        digest.update(f"\0uuid={identity}\0excludes=".encode())
+        digest.update(f"\0uuid={known}\0excludes=".encode())
         digest.update("".join(f"{entry}\0" for entry in excluded).encode())
         digest.update(f"\0nonmatch={member.nonmatch}\0".encode())
         if index.split_part != "train" or index.excluded_shards:

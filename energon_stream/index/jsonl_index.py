@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     RangeError,
 )
-from energon_stream.index.dataset import DatasetIndex
+from energon_stream.index.dataset import DatasetIndex, digest_hex
 from energon_stream.index.index_files import ENTRY_BYTES, RowFile, encode_offsets
 from energon_stream.storage import StoreSpec, shared_fetcher
 from energon_stream.storage.in_order import PIECE_BYTES, stream_object
@@ -31,12 +32,18 @@ from energon_stream.urls import split_query
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
+_END_BYTES = 4096
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JsonlIndex(DatasetIndex):
     """An opened JSONL file: one virtual shard, which belongs to every split part."""
+
+    end: str = field(kw_only=True)  # hash of the size and of the last bytes
+
+    def content(self, shards: int) -> tuple[str, str] | None:
+        return "end", self.end
 
     @property
     def offsets(self) -> RowFile:
@@ -57,9 +64,12 @@ def open_jsonl(spec: StoreSpec) -> JsonlIndex:
     """
     hint = f"run `energon-stream prepare {spec.url}`"
     store, index_store, fetcher = spec.open(), _index_spec(spec).open(), shared_fetcher()
-    head = fetcher.ask(store, lambda store: store.head(""), deadline=-1)
+    content = fetcher.ask(store, lambda store: store.get_suffix("", _END_BYTES), deadline=-1)
     tail = fetcher.ask(index_store, lambda store: store.get_suffix("", ENTRY_BYTES), deadline=-1)
-    size = head.result().size
+    data, size = b"", 0
+    with suppress(RangeError):  # the file is empty
+        body = content.result()
+        data, size = bytes(body.data), store.head("").size if body.total_size is None else body.total_size
     try:
         last = tail.result()
         length = last.total_size if last.total_size is not None else index_store.head("").size
@@ -77,7 +87,9 @@ def open_jsonl(spec: StoreSpec) -> JsonlIndex:
     if length < 2 * ENTRY_BYTES:
         raise EmptyDatasetError("the file has no records", where=spec.url)
     records = np.array([length // ENTRY_BYTES - 1], dtype=np.int64)
-    return JsonlIndex(spec, "all", (split_query(spec.url)[0].rpartition("/")[2],), records)
+    hashed = digest_hex(size.to_bytes(8, "little") + data)
+    name = split_query(spec.url)[0].rpartition("/")[2]
+    return JsonlIndex(spec, "all", (name,), records, end=hashed)
 
 
 def prepare_jsonl(

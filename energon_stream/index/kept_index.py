@@ -1,6 +1,7 @@
 """Indices of tars that were not prepared, kept on this node.
 
-Each version of a tar has a kept file with the content of a ``.tar.idx`` file. Missing ones are built at first
+Each version of a tar has a kept file with the content of a ``.tar.idx`` file, and its mark, as of
+:mod:`energon_stream.index.shard_marks`. Missing ones are built at first
 use, once per node. A builder locks its tar, and other processes that need the index wait: until it is there,
 the builder dies, or for the time that building might take. Processes begin with different tars, and so share
 the work.
@@ -34,6 +35,7 @@ from energon_stream.errors import (
 )
 from energon_stream.fork import PerProcess
 from energon_stream.index.index_files import ENTRY_BYTES, decode_offsets, encode_offsets
+from energon_stream.index.shard_marks import shard_mark
 from energon_stream.tar.remarks import Remarks, merge_remarks
 from energon_stream.tar.scan import ShardScan, scan_shard
 
@@ -78,12 +80,17 @@ class PlainTars:
 
     def name(self, tar: ListEntry) -> str:
         """Return the name of a tar's index among the kept files."""
-        return f"{self.root}/{kept_name(tar.path, tar.meta.etag or '', str(tar.meta.size))}.idx"
+        return f"{self.root}/{kept_name(tar.path, tar.meta.etag or '', str(tar.meta.size))}.marked.idx"
 
     def count(self, tar: ListEntry) -> int | None:
         """Verify the index of a tar, and return the number of samples; None if it has no index."""
         content = self.kept.read(self.name(tar))
-        return None if content is None else len(content) // ENTRY_BYTES - 1
+        return None if content is None else len(content) // ENTRY_BYTES - 2
+
+    def mark(self, tar: ListEntry, count: int) -> int:
+        """Return the mark of a tar with a number of samples, whose index was verified."""
+        data, _ = self.kept.read_part(self.name(tar), (count + 1) * ENTRY_BYTES, ENTRY_BYTES)
+        return int.from_bytes(data, "little")
 
     def remarks(self) -> Iterator[tuple[str, Remarks]]:
         """Yield what was odd about tars when they were indexed, with their paths."""
@@ -96,7 +103,8 @@ class PlainTars:
         """Keep the index of a tar, and what is odd about it."""
         if scan.remarks:
             self.kept.write(self._remarks_name(tar), json.dumps(scan.remarks).encode(), alone=alone)
-        self.kept.write(self.name(tar), encode_offsets(scan.offsets), alone=alone)
+        content = encode_offsets([*scan.offsets, shard_mark(scan) or 0])
+        self.kept.write(self.name(tar), content, alone=alone)
 
     def _remarks_name(self, tar: ListEntry) -> str:
         return f"{self.name(tar).removesuffix('.idx')}.remarks"
@@ -111,7 +119,7 @@ class PlainTars:
             raise NotPreparedError(
                 "the index was removed while it was in use", where=where, hint="open the dataset again"
             ) from error
-        if size != (count + 1) * ENTRY_BYTES or not 0 <= first <= last <= count:
+        if size != (count + 2) * ENTRY_BYTES or not 0 <= first <= last <= count:
             raise IndexMismatchError(
                 f"the index has {size} bytes, and not entries {first} to {last} of {count} samples",
                 where=where,

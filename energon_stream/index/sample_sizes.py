@@ -55,21 +55,24 @@ class SampleSizes:
             bounds = np.array([0, *offsets[1:]], dtype=np.int64)
             self._shards.append(bounds[1:] - bounds[:-1])
 
-    def encode(self, info: bytes) -> bytes | None:
-        """Return the bytes to append, given ``.info.json``; None if too many, or sizes are no blocks."""
-        if not self._fits(1):
+    def encode(self, info: bytes, other: int = 0) -> bytes | None:
+        """Return the bytes to append, given ``.info.json``; None if too many, or sizes are no blocks.
+
+        ``other`` is the number of bytes that are written behind them.
+        """
+        if not self._fits(1, other):
             return None
         blocks, rest = np.divmod(np.concatenate(self._shards), _BLOCK)
         width = next((width for width in _TYPES if blocks.max(initial=0) < 1 << 8 * width), None)
-        if width is None or rest.any() or not self._fits(width):
+        if width is None or rest.any() or not self._fits(width, other):
             return None
         data = blocks.astype(_TYPES[width]).tobytes()
         about = width, len(blocks), xxhash.xxh3_64_intdigest(info), xxhash.xxh3_64_intdigest(data), _MARK
-        return self._encoded_names(width) + data + _FOOTER.pack(*about)
+        return self._encoded_names(width, other) + data + _FOOTER.pack(*about)
 
-    def _encoded_names(self, width: int) -> bytes:
+    def _encoded_names(self, width: int, other: int) -> bytes:
         """Return the hashes of the names; nothing if they would be too many, or are not known."""
-        fits = self._fits(width + _NAME_WIDTH, _NAMES_FOOTER.size)
+        fits = self._fits(width + _NAME_WIDTH, _NAMES_FOOTER.size + other)
         if not fits or sum(map(len, self._names)) != self._samples:
             return b""
         data = np.concatenate(self._names).astype("<u2").tobytes()

@@ -70,7 +70,9 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
         config = index.split_config if isinstance(index, WebDatasetIndex) else ""
         found_by = identity(index, shards)
         view = None if index.view is None else {"keys": _view_keys(index.view), "hash": found_by["view"]}
-        leaves.append(LeafDescription(dataset_name(index.spec.url), config, **{**found_by, "view": view}))
+        content = index.content(shards)
+        known = {"view": view, "content": None if content is None else list(content)}
+        leaves.append(LeafDescription(dataset_name(index.spec.url), config, **{**found_by, **known}))
     sizes = [each.batch_size for each in operators(dataset) if isinstance(each, BatchDataset)]
     batch_size, plan, packing = sizes[0] if sizes else 1, reader.plan, reader.packing
     per_batch = plan.per_batch if isinstance(plan, BlendPlan) and plan.is_live else batch_size

@@ -16,7 +16,6 @@ from energon_stream.errors import (
     RunMismatchError,
     RunNotFoundError,
 )
-from energon_stream.index.dataset import identity
 from energon_stream.index.info_files import SPLIT_CONFIG
 from energon_stream.lineage.answers import Occurrence, RankStep
 from energon_stream.lineage.log import LogFile
@@ -175,7 +174,7 @@ class TrainingRun:
             ]
             indices = open_all(refs)
             for leaf, index in zip(described.leaves, indices, strict=True):
-                if len(index.shard_paths) < leaf.shards or identity(index, leaf.shards) != leaf.identity:
+                if not leaf.is_of(index):
                     raise RunMismatchError(
                         f"the split part {leaf.split!r} has other shards or samples than in the run",
                         where=leaf.url,

@@ -1,20 +1,21 @@
 """The description of a run: what determines its order, in kilobytes.
 
-``run.json`` in the run's folder, version 2::
+``run.json`` in the run's folder, version 3::
 
-    {"format": "energon_stream.run", "version": 2, "digest": hash of the other fields,
+    {"format": "energon_stream.run", "version": 3, "digest": hash of the other fields,
      "datasets": [{"plan": as of ``describe_plan``, "path": place of the reader in the pipeline,
                    "batch_size": samples of a batch, "in_order": whether batches follow the plan,
                    "leaves": [{"url", "split_config", "split", "samples", "shards", "hash",
-                               "view": {"keys": as in a metadataset, "hash"}}, ...],
+                               "view": {"keys": as in a metadataset, "hash"},
+                               "content": kind and hash of what is known of the samples, or null}, ...],
                    "per_batch": references of a batch; 0 for batch_size, "packing": options or null}, ...],
      "segments": [{"step": first step, "dataset": number of its dataset, "world_size", "num_streams",
                    "seed_offset", "pass_length", "weights": as in saved states}, ...],
      "changes": []}
 
 A segment begins with the run, and with each restore. Its ``weights`` are the ones that the program set last.
-Version 1 lacks ``view``, ``per_batch``, ``packing`` and ``weights``. ``changes`` is empty; a reader refuses a
-file with a change that it does not know.
+Version 2 lacks ``content``, and version 1 ``view``, ``per_batch``, ``packing`` and ``weights``, too.
+``changes`` is empty; a reader refuses a file with a change that it does not know.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import EnergonStreamError, RunDamagedError, StateError
+from energon_stream.index.dataset import identity
 from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, OrderSpec, Plan, RepeatPlan, WeightChange
 from energon_stream.state.mixture_weights import WEIGHTS, read_changes, write_changes
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.index.dataset import DatasetIndex
     from energon_stream.selection import Selection
 
 FORMAT = "energon_stream.run"
-VERSION = 2
+VERSION = 3
 FILE = "run.json"
 _MOST, _MOST_STREAMS = 1 << 60, 1 << 20
 
@@ -51,12 +54,21 @@ class LeafDescription:
     shards: int
     hash: str
     view: Mapping[str, Any] | None = None  # keys of the view, and its hash; None for all samples
+    content: Sequence[str] | None = None  # as of ``DatasetIndex.content``; None if unknown
 
     @property
     def identity(self) -> dict[str, Any]:
         """The part that :func:`energon_stream.index.dataset.identity` makes."""
         found = {"split": self.split, "samples": self.samples, "shards": self.shards, "hash": self.hash}
         return found if self.view is None else {**found, "view": self.view["hash"]}
+
+    def is_of(self, index: DatasetIndex) -> bool:
+        """Return whether a dataset has these samples, as far as it is known."""
+        if len(index.shard_paths) < self.shards or identity(index, self.shards) != self.identity:
+            return False
+        content = index.content(self.shards)
+        is_known = content is not None and self.content is not None and content[0] == self.content[0]
+        return not is_known or content == tuple(self.content or ())
 
 
 @dataclass(frozen=True, slots=True)

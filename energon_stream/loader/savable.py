@@ -103,7 +103,7 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     @cached_property
     def _description(self) -> Description:
-        return describe(self.dataset.config())
+        return describe(self.dataset)
 
     def _prepare(self) -> None:
         _ = self._description  # takes a while for large mixtures, and saving should not
@@ -147,9 +147,9 @@ class SavableDataLoader(BasicDataLoader[T]):
         Args:
             state: The state that :meth:`save_state_rank` returned, or its msgpack bytes; None for the start.
             on_change: ``"error"`` requires the dataset to be as it was when the state was saved.
-                ``"continue"`` also accepts a dataset to which shards were appended, a blend to which datasets
-                were appended, and other weights; :attr:`restore_report`, which is logged, tells the
-                consequences. None takes :attr:`on_change`.
+                ``"continue"`` also accepts appended shards, other weights, and other datasets in a blend:
+                those that are the same go on, the others begin anew. :attr:`restore_report`, which is logged,
+                tells the consequences. None takes :attr:`on_change`.
 
         Raises:
             StateInUseError: Iteration has begun.

@@ -49,6 +49,7 @@ from energon_stream.schedule import (
     ConcatPlan,
     Cursor,
     CursorCodec,
+    EarlierLeaf,
     JobPacks,
     LeafPlan,
     PackedSchedule,
@@ -59,6 +60,7 @@ from energon_stream.schedule import (
     check_cursor,
     describe_plan,
     earlier_plan,
+    in_place,
     is_count,
     leaves,
     reading,
@@ -111,7 +113,7 @@ class _ReaderNode:
                 continue
             if raw is None:
                 self._epoch += 1
-                self._reader.restart(self._schedule.begin(self._epoch))
+                self._reader.restart(self._schedule.next_pass(self._reader.cursor(), self._epoch))
                 return END
             counts = self._failures.notes.counts
             counts[0] += 1
@@ -201,25 +203,30 @@ class ReaderDataset(SavableDataset[Any]):
         """Number of shards of each leaf."""
         return tuple(len(leaf.index.shard_paths) for leaf in self.leaves)
 
-    def plan_of(self, shards: Sequence[int]) -> Plan:
-        """Return the plan when the leaves had these shards; TypeError if it does not follow from this one."""
-        return self.plan if tuple(shards) == self.shards else earlier_plan(self.plan, shards)
+    def plan_of(self, then: Sequence[EarlierLeaf]) -> Plan:
+        """Return the plan of when the leaves were these; TypeError if it does not follow from this one."""
+        return earlier_plan(self.plan, then) if self.differs(then) else self.plan
+
+    def differs(self, then: Sequence[EarlierLeaf]) -> bool:
+        """Return whether the leaves were others than now."""
+        places = [(leaf.now, leaf.shards) for leaf in then]
+        return places != list(enumerate(self.shards))
 
     def schedule(
         self,
         stream: int,
         path: str = "",
-        shards: Sequence[int] | None = None,
+        then: Sequence[EarlierLeaf] | None = None,
         changes: Sequence[WeightChange] = (),
     ) -> Schedule:
-        """Return one stream's schedule, for the node at ``path`` (see ``Context``) and ``plan_of(shards)``.
+        """Return one stream's schedule, for the node at ``path`` (see ``Context``) and ``plan_of(then)``.
 
         ``changes`` are weights that were set under way, if the plan is a blend by weights.
         """
         config = self.worker_config
         if (packing := self.packing) is not None:
             return PackedSchedule(self._packs.map(path, lambda: self._job_packs(packing, path)), stream)
-        plan = self.plan if shards is None else self.plan_of(shards)
+        plan = self.plan if then is None else self.plan_of(then)
         if changes and isinstance(plan, BlendPlan):
             plan = plan.with_changes(changes)
         key = derive_key(config.seed_offset, stream, path, "source")
@@ -368,10 +375,10 @@ class ReaderDataset(SavableDataset[Any]):
         return max(1, sum(leaf.num_samples for leaf in leaves(self.plan)) // self.worker_config.world_size)
 
     def config(self, shards: Sequence[int] | None = None) -> dict[str, Any]:
-        """Describe the plan and identify the data; ``shards`` as in :meth:`plan_of`."""
+        """Describe the plan and identify the data, of now, or of when the first leaves had these shards."""
         counted = self.shards if shards is None else shards
         described = zip(self.leaves, counted, strict=False)  # the last leaves may be new
-        plan = describe_plan(self.plan_of(counted))
+        plan = describe_plan(self.plan_of(in_place(counted)))
         config: ReaderConfig = {
             "type": "ReaderDataset",
             "plan": plan if self.packing is None else {"packing": self.packing.describe(), "packed": plan},

@@ -23,6 +23,8 @@ from energon_stream.index.checksums import digest, read_checksums
 from energon_stream.index.guarded_sqlite import connect_local
 from energon_stream.index.index_files import index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info, parse_split
+from energon_stream.index.sample_sizes import MOST_BYTES
+from energon_stream.index.shard_marks import decode_marks
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.publish import Publishing
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     import sqlite3
 
     from energon_stream.arrays import UInt64Array
+    from energon_stream.index.shard_marks import Marks
     from energon_stream.prepare.shard_records import ShardRecords
     from energon_stream.storage import ListEntry, Store
 
@@ -50,7 +53,7 @@ _MEDIA_COLUMNS = {
     "media_filters": "filter_id, strategy, patterns, created_at_utc",
     "media_layouts": "entry_key, layout_json",
 }
-_CHECKSUMS = "checksums"
+_CHECKSUMS, _MARKS = "checksums", "marks"
 _AGAIN = "prepare the whole dataset again with force=True"
 
 
@@ -102,6 +105,8 @@ class OldDataset:
             if kept is None
             else np.frombuffer(kept, dtype="<u8")
         )
+        kept = staging.kept(_MARKS)
+        self._marks: Marks | None = None if kept is None else np.frombuffer(kept, dtype="<u4")
 
     @property
     def exclude(self) -> tuple[str, ...]:
@@ -112,6 +117,8 @@ class OldDataset:
         """Keep what publishing would lose if it was stopped, and note that it begins."""
         if self.checksums is not None:
             staging.keep(_CHECKSUMS, self.checksums.tobytes())
+        if self._marks is not None:
+            staging.keep(_MARKS, self._marks.tobytes())
         self._note.save(staging)
 
     def joined_split(self, new: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -131,10 +138,16 @@ class OldDataset:
         Raises IndexMismatchError if the index does not fit ``.info.json``, MetadataError if it is damaged.
         """
         begin, tars = 0, len(self.counts)
+        if self._marks is None:
+            with open(database, "rb") as file:
+                file.seek(max(0, file.seek(0, 2) - MOST_BYTES))
+                self._marks = decode_marks(memoryview(file.read()), list(self.present))
+        marks = self._marks
         with closing(connect_local(database, self._where)) as index:
             rows = _of_each(index.select(_SAMPLES, tars), tars)
             parts = _of_each(index.select(_PARTS, tars), tars)
-            for (path, count), of_tar, of_parts in zip(self.counts.items(), rows, parts, strict=True):
+            shards = zip(self.counts.items(), rows, parts, strict=True)
+            for number, ((path, count), of_tar, of_parts) in enumerate(shards):
                 if len(of_tar) != count:
                     raise self._mismatch(f"it has {len(of_tar)} samples of {path}, not {count}")
                 offsets = [offset for _, _, offset, _ in of_tar]
@@ -146,7 +159,7 @@ class OldDataset:
                 scan = ShardScan(path, [row[1] for row in of_tar], offsets, [row[1:] for row in of_parts])
                 digests = [] if self.checksums is None else self.checksums[begin : begin + count].tolist()
                 self._look_at(scan)
-                yield ShardRecord(scan, digests)
+                yield ShardRecord(scan, digests, mark=None if marks is None else int(marks[number]))
                 begin += count
 
     def _look_at(self, scan: ShardScan) -> None:
@@ -218,7 +231,7 @@ class OldDataset:
 
 
 def _hash(scan: ShardScan) -> int:
-    return xxhash.xxh3_64_intdigest(encode_record(ShardRecord(replace(scan, remarks={}))))
+    return xxhash.xxh3_64_intdigest(encode_record(ShardRecord(replace(scan, remarks={}, head=None))))
 
 
 def _of_each(rows: Iterable[tuple[Any, ...]], tars: int) -> Iterator[list[tuple[Any, ...]]]:

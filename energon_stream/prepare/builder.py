@@ -19,6 +19,7 @@ from energon_stream.index.checksums import encode_checksums
 from energon_stream.index.index_files import ENTRY_BYTES, encode_offsets
 from energon_stream.index.info_files import encode_info
 from energon_stream.index.sample_sizes import SampleSizes
+from energon_stream.index.shard_marks import encode_marks, shard_mark
 from energon_stream.index.sqlite_index import SqliteWriter
 from energon_stream.prepare.media_tables import MediaReport, MediaTables
 from energon_stream.storage.local import named_errors
@@ -58,6 +59,7 @@ class IndexBuilder:
         self._offsets = Path(folder) / "offsets"
         self._starts = [0]  # entry of each shard in the file of offsets
         self._sizes = SampleSizes()
+        self._marks: list[int | None] = []  # of the shards
         self._digests: list[Sequence[int]] | None = [] if checksums else None
         with _named_errors(self._database):
             self._file = self._offsets.open("wb", buffering=_PIECE)
@@ -86,6 +88,7 @@ class IndexBuilder:
             self._file.write(encode_offsets(scan.offsets))
         self._starts.append(self._starts[-1] + len(scan.offsets))
         self._sizes.add(scan.offsets, scan.first_names())
+        self._marks.append(shard_mark(scan) if record.mark is None else record.mark)
         if self._digests is not None:
             self._digests.append(np.array(record.digests, dtype="<u8"))  # type: ignore[arg-type]
         self.counts[scan.path] = len(scan.keys)
@@ -103,7 +106,8 @@ class IndexBuilder:
             self._file.close()
             self._writer.__exit__(None)
             with open(self._database, "ab") as file:
-                file.write(self._sizes.encode(info) or b"")
+                marks = encode_marks(self._marks, self._paths)
+                file.write((self._sizes.encode(info, len(marks)) or b"") + marks)
             hasher = xxhash.xxh3_128()
             with open(self._database, "rb") as file:
                 while piece := file.read(_PIECE):

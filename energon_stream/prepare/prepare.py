@@ -21,7 +21,8 @@ from energon_stream.index.info_files import (
     read_info,
 )
 from energon_stream.index.plain import find_shards, select_shards
-from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes, appended_bytes
+from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes
+from energon_stream.index.shard_marks import encode_marks, shard_mark, trailer_bytes
 from energon_stream.index.shard_names import check_tar_names
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.prepare.append import OldDataset
@@ -363,7 +364,7 @@ def _index_tars(
     scanner, files = Scanner(store, None, options, workers), {e.path: e.meta.size for e in listed}
     counts: dict[str, int] = {}
     parts: set[str] = set()
-    sizes = SampleSizes()
+    sizes, marks = SampleSizes(), list[int | None]()
 
     def offsets() -> Iterator[tuple[str, bytes]]:
         for record in filter(None, scanner.run(entries, progress)):
@@ -371,15 +372,17 @@ def _index_tars(
             counts[scan.path] = len(scan.keys)
             parts.update(part for _, part, _, _ in scan.parts)
             sizes.add(scan.offsets, scan.first_names())
+            marks.append(shard_mark(scan))
             yield scan.path, encode_offsets(scan.offsets)
 
     write_offsets(store, offsets(), files, workers)
     scanner.raise_bad(len(entries), is_any_good=bool(counts))
     if {INDEX_SQLITE, INFO_JSON} <= files.keys():
-        expected = sizes.encode(bytes(store.get(INFO_JSON).data)) or b""
+        expected = encode_marks(marks, counts)
+        expected = (sizes.encode(bytes(store.get(INFO_JSON).data), len(expected)) or b"") + expected
         tail = store.get_suffix(INDEX_SQLITE, MOST_BYTES).data
-        length = appended_bytes(tail)
-        if length and not expected.endswith(tail[-length:]):  # sizes of other tars
+        length = trailer_bytes(tail)
+        if length and not expected.endswith(tail[-length:]):  # marks and sizes of other tars
             store.put(INDEX_SQLITE, bytes(store.get(INDEX_SQLITE).data[:-length]))
     return counts, parts, scanner.tell()
 

@@ -36,6 +36,7 @@ class ShardRecord(NamedTuple):
     scan: ShardScan  # its samples
     digests: list[int] = []  # checksum of each sample; empty if there are none
     media: FoundMedia | None = None  # its media files; None without a media filter
+    mark: int | None = None  # as of ``shard_mark``, if an earlier preparation knew it
 
 
 def encode_record(record: ShardRecord) -> bytes:
@@ -54,6 +55,7 @@ def encode_record(record: ShardRecord) -> bytes:
         "parts": rows.tobytes(),
         "digests": np.array(record.digests, dtype="<u8").tobytes(),
         "remarks": scan.remarks,
+        "head": scan.head,
     }
     if record.media is not None:
         found = record.media
@@ -78,6 +80,7 @@ def decode_record(data: bytes) -> ShardRecord:
             np.frombuffer(found["offsets"], dtype="<i8").tolist(),
             [(sample, names[name], start, size) for sample, name, start, size in rows],
             {oddity: (count, example) for oddity, (count, example) in found.get("remarks", {}).items()},
+            head=found.get("head"),  # earlier versions wrote none
         )
         digests = np.frombuffer(found["digests"], dtype="<u8").tolist()
         media: FoundMedia | None = None

@@ -2,7 +2,15 @@
 
 from energon_stream.schedule.check import check_cursor
 from energon_stream.schedule.counts import samples_by_leaf
-from energon_stream.schedule.grown import carry, earlier_plan, passes_under_way
+from energon_stream.schedule.grown import (
+    EarlierLeaf,
+    are_first,
+    carry,
+    earlier_plan,
+    in_place,
+    leaf_then,
+    passes_under_way,
+)
 from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
 from energon_stream.schedule.packed import CursorCodec, pack_columns, unpack_columns
 from energon_stream.schedule.plan import (
@@ -28,6 +36,7 @@ __all__ = [
     "ConcatPlan",
     "Cursor",
     "CursorCodec",
+    "EarlierLeaf",
     "LeafCursor",
     "LeafPlan",
     "LeafSchedule",
@@ -42,6 +51,7 @@ __all__ = [
     "RepeatPlan",
     "Schedule",
     "WeightChange",
+    "are_first",
     "build_schedule",
     "carry",
     "check_cursor",
@@ -50,7 +60,9 @@ __all__ = [
     "describe_plan",
     "earlier_plan",
     "first_batch",
+    "in_place",
     "is_count",
+    "leaf_then",
     "leaves",
     "pack_columns",
     "passes_under_way",

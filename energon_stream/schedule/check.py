@@ -84,19 +84,21 @@ class _Check:
         least, exact = sum(consumed for consumed, _ in each), all(exact for _, exact in each)
         if not blend.is_even(cursor):
             raise damaged(f"{cursor.even} for the even draws of a blend")
-        if cursor.step < least or (exact and cursor.step != least):
+        if cursor.step < least or (exact and not cursor.lost and cursor.step != least):
             raise damaged(f"{cursor.step} draws of a blend, of which {least} samples were consumed")
         return cursor.step, True
 
     def _of_leaf(self, leaf: LeafSchedule, cursor: LeafCursor, epoch: int) -> tuple[int, bool]:
-        schedule, position = leaf.in_share(cursor.share), cursor.position
+        if leaf.is_gone:
+            return 0, False
+        schedule, position = leaf.of_pass(cursor), cursor.position
         if cursor.epoch != epoch or not self._is_place(schedule, cursor):
             place = f"{tuple(cursor)} is no place in pass {epoch}"
             raise damaged(f"{place} of dataset {leaf.leaf} of the mixture")
         return position, True
 
     def _is_place(self, leaf: LeafSchedule, cursor: LeafCursor) -> bool:
-        epoch, position, group, offset, _ = cursor
+        epoch, position, group, offset, *_ = cursor
         if not 0 < position <= leaf.length:
             return not (position or group or offset)
         slots = group * leaf.slots_per_group

@@ -82,8 +82,15 @@ class RepeatSchedule(_InChunks):
 
     def begin(self, epoch: int = 0) -> RepeatCursor:
         """Begin an outer pass; the numbers of the inner passes go on from one to the next."""
-        first = epoch * (1 if self.repeats is None else math.ceil(self.repeats))
+        first = self._first(epoch)
         return RepeatCursor(first, first, self.inner.begin(first))
+
+    def next_pass(self, cursor: RepeatCursor, epoch: int) -> RepeatCursor:
+        first = self._first(epoch)
+        return RepeatCursor(first, first, self.inner.next_pass(cursor.inner, first))
+
+    def _first(self, epoch: int) -> int:
+        return epoch * (1 if self.repeats is None else math.ceil(self.repeats))
 
     def remaining(self, cursor: RepeatCursor) -> int | None:
         length = self._inner_length
@@ -123,7 +130,7 @@ class RepeatSchedule(_InChunks):
                     inner = self.inner.advance(inner, size)
                     break
             current += 1
-            inner = self.inner.begin(current)
+            inner = self.inner.next_pass(inner, current)
         return chunks, RepeatCursor(first, current, inner)
 
 
@@ -139,6 +146,9 @@ class ConcatSchedule(_InChunks):
 
     def begin(self, epoch: int = 0) -> ConcatCursor:
         return ConcatCursor(0, self.children[0].begin(epoch), epoch)
+
+    def next_pass(self, cursor: ConcatCursor, epoch: int) -> ConcatCursor:
+        return self.begin(epoch)
 
     def _chunks(self, cursor: ConcatCursor, count: int) -> tuple[list[_Chunk], ConcatCursor]:
         number, inner, epoch = cursor
@@ -214,6 +224,10 @@ class BlendSchedule:
     def begin(self, epoch: int = 0) -> BlendCursor:
         return BlendCursor(epoch, 0, tuple(child.begin(epoch) for child in self.children), self.fresh(0))
 
+    def next_pass(self, cursor: BlendCursor, epoch: int) -> BlendCursor:
+        pairs = zip(self.children, cursor.children, strict=True)
+        return BlendCursor(epoch, 0, tuple(child.next_pass(at, epoch) for child, at in pairs), self.fresh(0))
+
     def fresh(self, step: int) -> tuple[int, ...]:
         """Return :attr:`BlendCursor.even` where even draws are counted anew."""
         return (step, *to_words(0, len(self.children))) if self.even else ()
@@ -254,7 +268,7 @@ class BlendSchedule:
 
     def _choices(self, cursor: BlendCursor, count: int) -> tuple[Int64Array, tuple[int, ...]]:
         """Return the child that supplies each of the next references, and where even draws stand after."""
-        epoch, step, inner, even = cursor
+        epoch, step, inner, even, _ = cursor
         key = derive_key(self.key, "blend", epoch)
         left = self._capacity.copy()
         for number in self._finite:
@@ -289,7 +303,7 @@ class BlendSchedule:
             child.advance(at, n) if n else at
             for child, at, n in zip(self.children, cursor.children, uses, strict=True)
         )
-        return BlendCursor(cursor.epoch, cursor.step + len(choices), advanced, even)
+        return BlendCursor(cursor.epoch, cursor.step + len(choices), advanced, even, cursor.lost)
 
     def take(self, cursor: BlendCursor, count: int) -> tuple[Refs, BlendCursor]:
         choices, even = self._choices(cursor, count)

@@ -80,6 +80,9 @@ class LeafSchedule:
     order: OrderSpec
     key: int
     selection: Selection | None = None  # samples of a view, which the table numbers; None for all
+    # The key of the plan, and the leaf's path in it with the number of its place in a blend between the ends:
+    # the key at other places. None outside blends.
+    place: tuple[int, str, int, str] | None = None
     # References in one pass. With replacement, the draws decide which samples these are.
     length: int = field(init=False)
     slots: int = field(init=False)  # slices in one pass, with repetitions
@@ -101,21 +104,37 @@ class LeafSchedule:
     def begin(self, epoch: int = 0) -> LeafCursor:
         return LeafCursor(epoch, 0, 0, 0)
 
+    def next_pass(self, cursor: LeafCursor, epoch: int) -> LeafCursor:
+        return LeafCursor(epoch, 0, 0, 0, None, cursor.place)
+
+    @property
+    def is_gone(self) -> bool:
+        """True if it stands for a dataset that a mixture had, of which no more than the size is known."""
+        return self.leaf < 0
+
     @property
     def facts(self) -> tuple[int, int, int]:
         """``(length, slots, slots_per_group)``: what tells the size of groups."""
         return self.length, self.slots, self.slots_per_group
 
-    def in_share(self, share: tuple[int, int] | None) -> LeafSchedule:
-        """Return the schedule of a pass in another share of the leaf; see :attr:`LeafCursor.share`."""
-        if share is None:
+    def of_pass(self, cursor: LeafCursor) -> LeafSchedule:
+        """Return the schedule of a cursor's pass, which may have a share and a place of its own."""
+        share, place = cursor.share, cursor.place
+        if share is None and place is None:
             return self
-        found = self._earlier  # of at most one share: a stream has one pass under way
-        if found is None or (found.table.start, found.table.stop) != tuple(share):
-            if not 0 <= share[0] <= share[1] <= self.table.shard_starts[-1]:
-                raise damaged(f"samples {share[0]} to {share[1]} of dataset {self.leaf} of the mixture")
+        begin, end = (self.table.start, self.table.stop) if share is None else share
+        key = self.key
+        if place is not None:
+            if self.place is None:
+                raise damaged(f"dataset {self.leaf} was at place {place} of a blend, and is in none")
+            root, before, _, after = self.place
+            key = derive_key(root, f"{before}/{place}{after}")
+        found = self._earlier  # of at most one share and place: a stream has one pass under way
+        if found is None or (found.table.start, found.table.stop, found.key) != (begin, end, key):
+            if not 0 <= begin <= end <= self.table.shard_starts[-1]:
+                raise damaged(f"samples {begin} to {end} of dataset {self.leaf} of the mixture")
             self._earlier = found = LeafSchedule(
-                self.leaf, self.table.of(*share), self.order, self.key, self.selection
+                self.leaf, self.table.of(begin, end), self.order, key, self.selection
             )
         return found
 
@@ -199,8 +218,8 @@ class LeafSchedule:
         return samples if self.selection is None else self.selection.samples(samples, epoch)
 
     def _step(self, cursor: LeafCursor, count: int) -> tuple[list[Int64Array], LeafCursor]:
-        epoch, position, number, offset, share = cursor
-        schedule = self.in_share(share)
+        epoch, position, number, offset, share, place = cursor
+        schedule = self.of_pass(cursor)
         left = min(count, schedule.length - position)
         position += left
         parts: list[Int64Array] = []
@@ -214,7 +233,7 @@ class LeafSchedule:
             offset += len(part)
             if offset == len(samples):
                 number, offset = number + 1, 0
-        return parts, LeafCursor(epoch, position, number, offset, share)
+        return parts, LeafCursor(epoch, position, number, offset, share, place)
 
     def take(self, cursor: LeafCursor, count: int) -> tuple[Refs, LeafCursor]:
         parts, after = self._step(cursor, count)
@@ -228,4 +247,4 @@ class LeafSchedule:
         return self.length_at(cursor) - cursor.position
 
     def length_at(self, cursor: LeafCursor) -> int:
-        return self.in_share(cursor.share).length
+        return self.of_pass(cursor).length

@@ -1,12 +1,14 @@
 """Cursors as plain values, which states hold.
 
-A cursor becomes a tuple of its fields; a leaf's has four numbers, or six with a share. A blend with even
-draws adds where they stand. Where a blend has sixteen children or more, and all are leaves or repeated
-leaves, ``bytes`` stand for the cursors of its children. The bytes hold columns:
+A cursor becomes a tuple of its fields; a leaf's has four numbers, two more with a share, and one more with a
+place. A blend with even draws adds where they stand, and one that lost a child has its step in a tuple. Where
+a blend has sixteen children or more, and all are leaves or repeated leaves, ``bytes`` stand for the cursors
+of its children. The bytes hold columns:
 
 * references consumed since the blend's pass began, in all passes of the child together
 * number of the group: the difference from its number if all groups were of equal size
 * references before the group: the difference from their number if all groups were of equal size
+* where some leaf was moved in the blend: the number of its earlier place plus 1; 0 for the others
 * where some pass began before its dataset grew: both bounds of the share, as differences from the bounds now
 
 No column depends on the weights: they may change between save and restore.
@@ -40,7 +42,7 @@ PackedCursor: TypeAlias = Any
 """A cursor as plain values; ``bytes`` stand for the children of large blends."""
 
 _LEAST_CHILDREN = 16  # smaller blends stay readable: packing would save little
-_MOST_COLUMNS = 5
+_MOST_COLUMNS = 6
 
 
 def pack_columns(columns: Sequence[Int64Array]) -> bytes:
@@ -92,7 +94,8 @@ class _LeafChildren:
         self._passes = np.array([child.begin(1)[0] for child in blend.children], dtype=np.int64)
         self._bounds = np.array([(leaf.table.start, leaf.table.stop) for leaf in leaves], dtype=np.int64)
         self._last: Sequence[Cursor] = [None] * len(leaves)
-        self._rows = np.zeros((len(leaves), 11), dtype=np.int64)
+        self._gone = np.array([leaf.is_gone for leaf in leaves])
+        self._rows = np.zeros((len(leaves), 12), dtype=np.int64)
 
     def pack(self, epoch: int, cursors: Sequence[Cursor]) -> bytes | None:
         """Pack the children's cursors; None if no blend would come to them."""
@@ -100,30 +103,39 @@ class _LeafChildren:
         if moved:
             self._rows[moved] = [self._row(number, cursors[number]) for number in moved]
             self._last = cursors
-        first, current, inner, position, group, offset, *bounds = self._rows.T[:8]
-        facts, done = self._rows.T[8:], current - first
+        first, current, inner, position, group, offset, place, *bounds = self._rows.T[:9]
+        facts, done = self._rows.T[9:], current - first
         fits = (first == epoch * self._passes) & (inner == current) & (position <= facts[0])
         if not (fits & (done >= 0) & ((position > 0) | (done == 0))).all():
             return None
         begin = position - offset - _expected_begin(group, facts)
         columns = [done * facts[0] + position, group - _expected_group(position, facts), begin]
+        columns += [place] if place.any() else []
         moves = bounds - self._bounds.T
         return pack_columns([*columns, *moves] if moves.any() else columns)
 
     def _row(self, number: int, cursor: Cursor) -> tuple[int, ...]:
         first, current, at = cursor if self._repeated[number] else (cursor.epoch, cursor.epoch, cursor)
-        leaf = self._leaves[number].in_share(at.share)
-        return (first, current, *at[:4], leaf.table.start, leaf.table.stop, *leaf.facts)
+        leaf = self._leaves[number].of_pass(at)
+        place = 0 if at.place is None else at.place + 1
+        return (first, current, *at[:4], place, leaf.table.start, leaf.table.stop, *leaf.facts)
 
     def unpack(self, epoch: int, data: bytes) -> tuple[Cursor, ...]:
         """Read the children's cursors. Raises ValueError if the bytes are damaged."""
-        total, group, begin, *moves = unpack_columns(data, len(self._leaves))
-        if len(moves) not in (0, 2):
-            raise ValueError(f"{len(moves) + 3} columns")
+        total, group, begin, *more = unpack_columns(data, len(self._leaves))
+        places = [0] * len(self._leaves)
+        if len(more) in (1, 3):
+            places = more.pop(0).tolist()
+            if min(places) < 0 or not any(places):
+                raise ValueError("a column of places without any")
+        moves = [np.where(self._gone, 0, each) for each in more]
         bounds = self._bounds + np.stack(moves, axis=1) if moves else self._bounds
         earlier = (bounds != self._bounds).any(axis=1).tolist()
         shares = [tuple(pair) if old else None for pair, old in zip(bounds.tolist(), earlier, strict=True)]
-        leaves = [leaf.in_share(share) for leaf, share in zip(self._leaves, shares, strict=True)]
+        leaves = [
+            leaf.of_pass(LeafCursor(0, 0, 0, 0, share))
+            for leaf, share in zip(self._leaves, shares, strict=True)
+        ]
         facts = np.array([leaf.facts for leaf in leaves], dtype=np.int64).T
         done = np.maximum(total - 1, 0) // np.maximum(facts[0], 1)
         position = total - done * facts[0]
@@ -131,19 +143,20 @@ class _LeafChildren:
         offset = position - begin - _expected_begin(group, facts)
         first = epoch * self._passes
         rows = np.stack([first, first + done, position, group, offset], axis=1)
-        if rows.min() < 0 or rows.max() >= MOST_COUNT or (position > facts[0]).any():
+        rows[self._gone, 2:] = 0
+        if rows.min() < 0 or rows.max() >= MOST_COUNT or (rows[:, 2] > facts[0]).any():
             raise ValueError("some place is outside its dataset")
         cursors: list[Cursor] = []
-        for (start, current, *place), repeated, share in zip(
-            rows.tolist(), self._repeated, shares, strict=True
+        for (start, current, *counts), repeated, share, place in zip(
+            rows.tolist(), self._repeated, shares, places, strict=True
         ):
-            at = LeafCursor(current, place[0], place[1], place[2], share)
+            at = LeafCursor(current, counts[0], counts[1], counts[2], share, place - 1 if place else None)
             cursors.append(RepeatCursor(start, current, at) if repeated else at)
         return tuple(cursors)
 
 
 def _counts(*values: Any) -> tuple[int, ...]:
-    if len(values) not in (2, 4, 6) or not all(map(is_count, values)):
+    if len(values) not in (2, 4, 5, 6, 7) or not all(map(is_count, values)):
         raise ValueError(f"({', '.join(map(shown, values))}) is no place in a dataset")
     return values
 
@@ -176,13 +189,14 @@ class CursorCodec:
         if isinstance(schedule, ConcatSchedule):
             return cursor.child, self._pack(schedule.children[cursor.child], cursor.inner), cursor.epoch
         if not isinstance(schedule, BlendSchedule):
-            return (*cursor[:4], *(cursor.share or ()))
+            return (*cursor[:4], *(cursor.share or ()), *(() if cursor.place is None else (cursor.place,)))
         large = self._large_blend(schedule)
         packed = None if large is None else large.pack(cursor.epoch, cursor.children)
+        step = (cursor.step,) if cursor.lost else cursor.step
         if packed is None:
             children = zip(schedule.children, cursor.children, strict=True)
-            return cursor.epoch, cursor.step, tuple([self._pack(*each) for each in children]), *cursor.even
-        return cursor.epoch, cursor.step, packed, *cursor.even
+            return cursor.epoch, step, tuple([self._pack(*each) for each in children]), *cursor.even
+        return cursor.epoch, step, packed, *cursor.even
 
     def _unpack(self, schedule: Schedule, value: PackedCursor) -> Cursor:
         if not isinstance(value, (list, tuple)):
@@ -200,20 +214,25 @@ class CursorCodec:
             number, epoch = _counts(number, epoch)
             return ConcatCursor(number, self._unpack(schedule.children[number], inner), epoch)
         if not isinstance(schedule, BlendSchedule):
-            epoch, position, group, offset, *share = _counts(*value)
-            return LeafCursor(epoch, position, group, offset, (share[0], share[1]) if share else None)
+            if isinstance(schedule, LeafSchedule) and schedule.is_gone:
+                return schedule.begin()
+            epoch, position, group, offset, *more = _counts(*value)
+            at = more.pop() if len(more) % 2 else None
+            return LeafCursor(epoch, position, group, offset, (more[0], more[1]) if more else None, at)
         epoch, step, packed, *counted = value
+        lost = isinstance(step, (list, tuple))
+        (step,) = step if lost else (step,)
         epoch, step = _counts(epoch, step)
         even = tuple(counted)
         if len(even) != len(schedule.fresh(0)) or not all(map(is_count, even)):
             raise ValueError(f"{len(even)} numbers for even draws")
         if not isinstance(packed, (bytes, bytearray)):
             children = zip(schedule.children, packed, strict=True)
-            return BlendCursor(epoch, step, tuple(self._unpack(*each) for each in children), even)
+            return BlendCursor(epoch, step, tuple(self._unpack(*each) for each in children), even, lost)
         large = self._large_blend(schedule)
         if large is None:
             raise ValueError(f"packed cursors in a blend of {len(schedule.children)}")
-        return BlendCursor(epoch, step, large.unpack(epoch, bytes(packed)), even)
+        return BlendCursor(epoch, step, large.unpack(epoch, bytes(packed)), even, lost)
 
     def _large_blend(self, blend: BlendSchedule) -> _LeafChildren | None:
         """Facts about a blend's children; None if their cursors are not packed."""

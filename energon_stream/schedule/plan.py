@@ -144,7 +144,10 @@ def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Sc
         if isinstance(node, LeafPlan):
             _, first, last = next(shares)
             table = SliceTable.build(node.shard_starts, first, last, node.order.max_samples_per_sequence)
-            return LeafSchedule(node.leaf, table, node.order, derive_key(key, path), node.selection)
+            outer, slash, own = path.rpartition("/")
+            suffix = own.lstrip("0123456789")
+            place = (key, outer, int(own.removesuffix(suffix)), suffix) if slash else None
+            return LeafSchedule(node.leaf, table, node.order, derive_key(key, path), node.selection, place)
         if isinstance(node, RepeatPlan):
             return RepeatSchedule(build(node.child, f"{path}r"), node.repeats)
         children = tuple(build(child, f"{path}/{number}") for number, child in enumerate(node.children))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Overlong = Literal["error", "drop", "split"]
 
+PACKING = 1
+"""Version of the algorithm that forms and deals packs. Raise it when other packs come out: states have it."""
 _KEPT = 24  # windows that a process keeps: streams and their look-ahead are at different ones
 _TAKEN = 4096  # references that are taken from the job's schedule at a time
 _FILLS = (0.998, 0.995, 0.99, 0.985, 0.98, 0.97, 0.95, 0.9, 0.8, 0.65, 0.5)
@@ -55,7 +57,12 @@ class PackSpec:
     def describe(self) -> dict[str, Any]:
         """Return the options as plain values."""
         load = self.load if isinstance(self.load, str) else getattr(self.load, "__name__", "function")
-        return {**{option.name: getattr(self, option.name) for option in fields(self)}, "load": load}
+        version = {} if PACKING == 1 else {"algorithm": PACKING}  # the first one has no number in states
+        return {
+            **{option.name: getattr(self, option.name) for option in fields(self)},
+            "load": load,
+            **version,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +273,9 @@ class PackedSchedule:
 
     def begin(self, epoch: int = 0) -> PackCursor:
         return PackCursor(epoch, 0, self.job.begin(epoch), 0, 0)
+
+    def next_pass(self, cursor: PackCursor, epoch: int) -> PackCursor:
+        return self.begin(epoch)
 
     def _at(self, cursor: PackCursor) -> tuple[PackCursor, StreamPacks | None]:
         """Return the stream's packs of the window that has the next reference; None at the end."""

@@ -27,6 +27,9 @@ class LeafCursor(NamedTuple):
     # First sample, and one past the last, of the stream's share of the leaf, if the pass began before the
     # dataset grew; None for the present share.
     share: tuple[int, int] | None = None
+    # Number of the leaf's place in its blend when it began, a part of the key of all random draws, if it was
+    # moved since; None for the present place.
+    place: int | None = None
 
 
 class RepeatCursor(NamedTuple):
@@ -53,6 +56,8 @@ class BlendCursor(NamedTuple):
     children: tuple[Cursor, ...]
     # With even draws: the reference from which on they are counted, and the bits of EvenDraws; else nothing.
     even: tuple[int, ...] = ()
+    # True if a child that was drawn from in this pass is gone, so that the children consumed fewer in all.
+    lost: bool = False
 
 
 Cursor: TypeAlias = Any
@@ -90,6 +95,9 @@ class Schedule(Protocol):
 
     def begin(self, epoch: int = 0) -> Cursor:
         """Return the cursor at the start of pass number ``epoch``."""
+
+    def next_pass(self, cursor: Cursor, epoch: int) -> Cursor:
+        """Return the cursor at the start of pass number ``epoch``, after one that ``cursor`` is in."""
 
     def take(self, cursor: Cursor, count: int) -> tuple[Refs, Cursor]:
         """Return the next ``count`` references (fewer at the end of the pass) and the cursor after them."""

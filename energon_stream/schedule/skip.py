@@ -39,13 +39,13 @@ def skip(schedule: Schedule, cursor: Cursor, count: int) -> Cursor:
 
 
 def _of_leaf(leaf: LeafSchedule, cursor: LeafCursor, count: int) -> LeafCursor:
-    epoch, position, group, offset, share = cursor
-    schedule = leaf.in_share(share)
+    epoch, position, group, offset, *_ = cursor
+    schedule = leaf.of_pass(cursor)
     left = min(count, schedule.length - position)
     if left < _NEAR:
         return leaf.advance(cursor, left)
     group, offset = schedule.find(epoch, group, offset + left)
-    return LeafCursor(epoch, position + left, group, offset, share)
+    return cursor._replace(position=position + left, group=group, offset=offset)
 
 
 def _of_repeat(repeat: RepeatSchedule, cursor: RepeatCursor, count: int) -> RepeatCursor:
@@ -57,7 +57,7 @@ def _of_repeat(repeat: RepeatSchedule, cursor: RepeatCursor, count: int) -> Repe
         length = cast("int", repeat.inner.length)
         whole, rest = divmod(left - in_pass - 1, length)  # whole passes between, which are left out
         current += 1 + whole
-        inner, left = repeat.inner.begin(current), rest + 1
+        inner, left = repeat.inner.next_pass(inner, current), rest + 1
     return RepeatCursor(first, current, skip(repeat.inner, inner, left))
 
 
@@ -84,6 +84,6 @@ def _of_blend(blend: BlendSchedule, cursor: BlendCursor, count: int) -> BlendCur
             skip(child, at, n) if n else at
             for child, at, n in zip(blend.children, cursor.children, uses, strict=True)
         )
-        cursor = BlendCursor(cursor.epoch, cursor.step + len(choices), children, even)
+        cursor = cursor._replace(step=cursor.step + len(choices), children=children, even=even)
         count -= len(choices)
     return cursor

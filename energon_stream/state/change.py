@@ -1,7 +1,11 @@
 """Restoring a state into a dataset that changed since the state was saved.
 
-Shards may be appended to leaves, leaves to blends, and the weights of blends may change. That nothing else
-changed is proved: the first leaves and shards of the present dataset, as many as there were when the state
+Shards may be appended to leaves, the weights of blends may change, and their leaves may be others: leaves
+that are the same, as :mod:`energon_stream.state.identity` tells, go on wherever they stand, and others begin
+anew.
+
+A state of an earlier version has no identities. Then leaves may be appended only, and it is proved that
+nothing else changed: the first leaves and shards of the present dataset, as many as there were when the state
 was saved, are described once more, and the hashes of that description must be the state's.
 """
 
@@ -19,10 +23,14 @@ from energon_stream.schedule import (
     BlendPlan,
     ConcatPlan,
     CursorCodec,
+    EarlierLeaf,
     Plan,
     RepeatPlan,
     WeightChange,
+    are_first,
     carry,
+    in_place,
+    is_count,
     leaves,
     passes_under_way,
     reading,
@@ -30,6 +38,7 @@ from energon_stream.schedule import (
 )
 from energon_stream.state.description import Description, SavedLeaves, fingerprint, marks, read_leaves
 from energon_stream.state.digest import with_digest
+from energon_stream.state.identity import IDENTITIES, Matching, gone_name, hash_content
 from energon_stream.state.mixture_weights import WEIGHTS, read_changes
 from energon_stream.state.rank import check_topology, read_rank_state
 from energon_stream.state.restore_report import Change, ChangeReport, LeafChange
@@ -44,13 +53,25 @@ class _Reader:
     path: str  # its place in the pipeline
     dataset: ReaderDataset  # the present dataset
     saved: SavedLeaves  # its leaves when the state was saved
+    then: tuple[EarlierLeaf, ...]  # which these are now
+    matching: Matching | None  # how they were found; None if they are the first of now
     # For each leaf, samples of the present passes that this rank's streams consumed, and samples left.
     counts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def differs(self) -> bool:
-        """True if there are more shards now."""
-        return self.saved.shards != self.dataset.shards
+        """True if the leaves or their shards are others now."""
+        return self.dataset.differs(self.then)
+
+    @property
+    def is_renumbered(self) -> bool:
+        """True if some leaf has another number, or is gone."""
+        return not are_first(self.then)
+
+    @property
+    def has_other_leaves(self) -> bool:
+        """True if leaves were moved, are gone, or are new."""
+        return self.is_renumbered or len(self.then) != len(self.dataset.leaves)
 
     def name(self, number: int) -> str:
         """Return the name of a leaf in messages."""
@@ -66,39 +87,62 @@ def continue_state(
     """
     read = read_rank_state(state)
     check_topology(read, dataset.worker_config, dataset.pass_length)
-    if read["fingerprint"] == now.prints:
+    matched = now.matched(read)
+    if not now.differences(read):
         return read, None
     with reading():
-        return _continued(read, dataset, now)
+        return _continued(read, dataset, now, matched)
 
 
 def _continued(
-    read: dict[str, Any], dataset: SavableDataset[Any], now: Description
+    read: dict[str, Any], dataset: SavableDataset[Any], now: Description, matched: list[Matching] | None
 ) -> tuple[dict[str, Any], ChangeReport]:
     found = list(find_readers(dataset))
     saved = read_leaves(read.get("leaves"))
     if len(saved) != len(found):
         raise _refused(f"the pipeline had {len(saved)} reader datasets and has {len(found)}")
-    readers = [_Reader(*place, was) for place, was in zip(found, saved, strict=True)]
+    nothing: list[None] = [None] * len(found)
+    readers = [
+        _Reader(*place, was, in_place(was.shards) if each is None else each.then, each)
+        for place, was, each in zip(found, saved, nothing if matched is None else matched, strict=True)
+    ]
     for reader in readers:
-        _check_can_have_grown(reader)
+        _check_can_have_changed(reader, read, now)
     _check_operators(dataset, {id(reader.dataset) for reader in readers if reader.differs})
-    earlier = [reader.dataset.config(reader.saved.shards) for reader in readers]
-    prints = fingerprint(dataset.config(), earlier)
-    _check_prints(read, prints, now, readers, earlier)
-    # Weights that differ from those of then replace all that were set under way.
-    is_reweighted = not read["fingerprint"].get("weights") == prints["weights"] == now.prints["weights"]
+    has_other_leaves = any(reader.has_other_leaves for reader in readers)
+    prints = now.prints
+    if matched is None or not has_other_leaves:
+        earlier = [reader.dataset.config(reader.saved.shards) for reader in readers]
+        prints = fingerprint(dataset.config(), earlier)
+        _check_prints(read, prints, now, readers, earlier)
+    else:
+        _check_pipeline(read, prints, now)
+    # Weights that differ from those of then, or are of other leaves, replace all that were set under way.
+    is_reweighted = has_other_leaves or not (
+        read["fingerprint"].get("weights") == prints["weights"] == now.prints["weights"]
+    )
     was_set = read_changes(read)
     kept = () if is_reweighted else was_set
     streams = dict(read["streams"])
     for stream, at in streams.items():
         if at:
             carried = _carrier(int(stream), readers, kept, is_reweighted)
-            streams[stream] = {**at, "node": _replaced(dataset, at["node"], "", carried)}
+            node = _replaced(dataset, at["node"], "", carried)
+            streams[stream] = {**at, "node": _renumbered(node, readers)}
     changes = [change for reader in readers for change in _changes(reader, dataset.worker_config.streams)]
     has_weights = read["fingerprint"].get("weights") != prints["weights"]
-    report = ChangeReport(tuple(changes), has_weights, len(was_set) - len(kept))
-    present = {"fingerprint": dict(now.prints), "options": now.options, "leaves": now.leaves}
+    unchecked = [each.name(at) for each in matched or () for at in each.unchecked]
+    if matched is None:
+        unchecked = [reader.name(number) for reader in readers for number in range(len(reader.then))]
+    report = ChangeReport(
+        tuple(changes), has_weights or has_other_leaves, len(was_set) - len(kept), tuple(unchecked)
+    )
+    present = {
+        "fingerprint": dict(now.prints),
+        "options": now.options,
+        "leaves": now.leaves,
+        IDENTITIES: None if now.identities is None else [each.plain() for each in now.identities],
+    }
     rest = {name: value for name, value in read.items() if kept or name != WEIGHTS}
     return with_digest({**rest, **present, "streams": streams}), report
 
@@ -116,6 +160,28 @@ def _has_concat(plan: Plan) -> bool:
     return isinstance(plan, ConcatPlan) or (
         isinstance(plan, BlendPlan) and any(map(_has_concat, plan.children))
     )
+
+
+def _check_can_have_changed(reader: _Reader, state: Mapping[str, Any], now: Description) -> None:
+    if reader.matching is None:
+        _check_can_have_grown(reader)
+    elif not reader.matching.has_same_shape:
+        raise _refused(
+            "the order differs: a single dataset became a mixture, or a mixture is of another kind"
+        )
+    elif names := reader.matching.with_other_options:
+        raise _refused(
+            "the order differs: "
+            + (now.difference(state, "order") or f"options of shuffling, slices or repetitions of {names[0]}")
+        )
+    if reader.differs and reader.dataset.packing is not None:
+        raise _refused("planned packs are made of all samples, and the datasets have changed")
+    if reader.differs and _has_concat(reader.dataset.plan):
+        raise _refused(
+            "datasets that are concatenated have changed, and some stream may not have begun one that others "
+            "have begun",
+            "restore at the beginning of a validation pass, without a state",
+        )
 
 
 def _check_can_have_grown(reader: _Reader) -> None:
@@ -136,14 +202,6 @@ def _check_can_have_grown(reader: _Reader) -> None:
         if before < after and len(index.shard_counts) != after:
             why = "is a join: when a member grows, any of its rows may change"
             raise _refused(f"{reader.name(number)} {why}")
-    if reader.differs and dataset.packing is not None:
-        raise _refused("planned packs are made of all samples, and some were added")
-    if reader.differs and _has_concat(dataset.plan):
-        raise _refused(
-            "datasets that are concatenated have changed, and some stream may not have begun one that others "
-            "have begun",
-            "restore at the beginning of a validation pass, without a state",
-        )
 
 
 def _check_operators(dataset: SavableDataset[Any], changed: set[int]) -> None:
@@ -168,6 +226,9 @@ def _check_prints(
 ) -> None:
     """Check that the earlier dataset, described again, has the state's hashes, except for weights."""
     saved = state["fingerprint"]
+    then = hash_content([(reader.dataset, reader.saved.shards) for reader in readers])
+    if readers and saved.get("content", then) != then and not _is_unchecked(readers):
+        raise _refused("some dataset holds other samples, and there are too many to tell which")
     if saved.get("data") != prints["data"]:
         names = [
             reader.name(number)
@@ -192,7 +253,15 @@ def _check_prints(
                 "elsewhere than at the end of a blend"
             )
         )
-    if saved.get("pipeline") != prints["pipeline"]:
+    _check_pipeline(state, prints, now)
+
+
+def _is_unchecked(readers: Sequence[_Reader]) -> bool:
+    return any(reader.matching is not None and reader.matching.unchecked for reader in readers)
+
+
+def _check_pipeline(state: Mapping[str, Any], prints: Mapping[str, str], now: Description) -> None:
+    if state["fingerprint"].get("pipeline") != prints["pipeline"]:
         why = now.difference(state, "pipeline") or "batch size, operators, functions, or lengths of passes"
         raise _refused(f"the pipeline differs: {why}")
 
@@ -227,18 +296,19 @@ def _carrier(
         reader = by_path[path]
         if is_reweighted and isinstance(reader.dataset.plan, BlendPlan) and reader.dataset.plan.even:
             _, step, _, _, *words = state["at"]
-            at = (*state["at"][:3], step, *(0 for _ in words))  # other weights: even draws are counted anew
+            (begin,) = step if isinstance(step, (list, tuple)) else (step,)
+            at = (*state["at"][:3], begin, *(0 for _ in words))  # other weights: even draws are counted anew
             state = {**state, "at": at}
         if not reader.differs:
             return state
-        before = reader.dataset.schedule(stream, path, reader.saved.shards, changes)
+        before = reader.dataset.schedule(stream, path, reader.then, changes)
         now = reader.dataset.schedule(stream, path, changes=changes)
         context = Context(reader.dataset.worker_config, stream, path=path)
         epoch, cursor = reader.dataset.read_cursor(state, context, before, CursorCodec(before))
-        if cursor == before.begin(epoch):
-            cursor = now.begin(epoch)  # nothing of this pass was consumed
+        if cursor == before.begin(epoch) or all(leaf.now is None for leaf in reader.then):
+            cursor = now.begin(epoch)  # nothing of this pass was consumed, or that is gone
         else:
-            cursor = carry(before, now, cursor)
+            cursor = carry(before, now, cursor, reader.then)
             for found in passes_under_way(now, cursor):
                 consumed, left = reader.counts.get(found.leaf, (0, 0))
                 reader.counts[found.leaf] = consumed + found.consumed, left + found.left
@@ -247,33 +317,69 @@ def _carrier(
     return change
 
 
+def _renumbered(state: Any, readers: Sequence[_Reader]) -> Any:
+    """Return a stream's state in which the keys of samples that operators hold have the present leaves."""
+    if not any(reader.is_renumbered for reader in readers):
+        return state
+    if isinstance(state, dict):
+        return {name: _renumbered(value, readers) for name, value in state.items()}
+    if not isinstance(state, (list, tuple)):
+        return state
+    if len(state) == 3 and state[0] == "Source" and is_count(state[1]):
+        then = readers[0].then
+        now = then[state[1]].now if len(readers) == 1 and state[1] < len(then) else None
+        if now is None:
+            raise _refused(
+                "an operator, such as packing or a shuffle buffer, holds samples of a dataset that is gone, or "
+                "was moved in one of several mixtures",
+                "keep the dataset, with a weight of 0 from a batch on: see docs/guides/live-mixtures.md",
+            )
+        return (state[0], now, state[2])
+    return type(state)(_renumbered(value, readers) for value in state)
+
+
 def _changes(reader: _Reader, streams: Sequence[int]) -> Iterator[LeafChange]:
     """Yield the changes of a reader's leaves."""
-    dataset, had = reader.dataset, reader.saved.shards
+    dataset, then = reader.dataset, reader.then
     if not reader.differs:
         return
+    replaced = {} if reader.matching is None else reader.matching.replaced()
+    earlier = {leaf.now: number for number, leaf in enumerate(then) if leaf.now is not None}
     now = {leaf.leaf: leaf.num_samples for leaf in leaves(dataset.plan)}
-    before = {leaf.leaf: leaf.num_samples for leaf in leaves(dataset.plan_of(had))}
-    moved = _moved_shares(reader, streams)
-    for number, shards in enumerate(dataset.shards):
-        earlier = had[number] if number < len(had) else 0
-        change: Change = "added" if not earlier else "dealt" if earlier == shards else "grown"
-        if change == "dealt" and number not in moved:
+    before = {leaf.leaf: leaf.num_samples for leaf in leaves(dataset.plan_of(then)) if leaf.leaf >= 0}
+    dealt = _dealt(reader, streams, earlier)
+    for at, shards in enumerate(dataset.shards):
+        was = earlier.get(at)
+        if was is None:
+            if at in replaced:
+                old = then[replaced[at]]
+                sizes = (old.shards, shards), (old.samples, now[at])
+                yield LeafChange(reader.name(at), "replaced", *sizes, 0, 0)
+            else:
+                yield LeafChange(reader.name(at), "added", (0, shards), (0, now[at]), 0, 0)
             continue
-        consumed, left = reader.counts.get(number, (0, 0)) if earlier else (0, 0)
-        samples = before.get(number, 0), now[number]
-        yield LeafChange(reader.name(number), change, (earlier, shards), samples, consumed, left)
+        change: Change = "grown" if then[was].shards != shards else "moved" if was != at else "dealt"
+        if change == "dealt" and at not in dealt:
+            continue
+        counts = reader.counts.get(at, (0, 0))
+        places = None if was == at else (was, at)
+        sizes = (then[was].shards, shards), (before.get(was, 0), now[at])
+        yield LeafChange(reader.name(at), change, *sizes, *counts, places)
+    for number, leaf in enumerate(then):
+        if leaf.now is None and number not in replaced.values():
+            name = gone_name(number, leaf.shards, leaf.samples)
+            yield LeafChange(name, "removed", (leaf.shards, 0), (leaf.samples, 0), 0, 0)
 
 
-def _moved_shares(reader: _Reader, streams: Sequence[int]) -> set[int]:
-    """Return the leaves of which some stream has another share."""
+def _dealt(reader: _Reader, streams: Sequence[int], earlier: Mapping[int, int]) -> set[int]:
+    """Return the leaves of which some stream has another share; ``earlier`` are their numbers then."""
     number = reader.dataset.worker_config.num_streams
-    plans = reader.dataset.plan_of(reader.saved.shards), reader.dataset.plan
-    return {
-        leaf.leaf
-        for stream in streams
-        for (leaf, *before), (_, *after) in zip(
-            *(stream_shares(plan, number, stream) for plan in plans), strict=False
+    plans = reader.dataset.plan_of(reader.then), reader.dataset.plan
+    found: set[int] = set()
+    for stream in streams:
+        before, now = (
+            {place: share for place, (_, *share) in enumerate(stream_shares(plan, number, stream))}
+            for plan in plans
         )
-        if before != after
-    }
+        found |= {at for at, was in earlier.items() if before[was] != now[at]}
+    return found

@@ -1,11 +1,13 @@
 """The description of a dataset that states hold.
 
-Four hashes tell one dataset from another, and say which part differs::
+Five hashes tell one dataset from another, and say which part differs::
 
     "fingerprint": {"data": shards and their counts, "order": shuffling, slices, blending without weights,
-                    "weights": of all blends, "pipeline": operators without weights}
+                    "weights": of all blends, "pipeline": operators without weights,
+                    "content": of the samples, as far as it is known}
 
-The numbers of shards, a column of :mod:`energon_stream.schedule.packed`, tell whether a dataset grew: the
+States of earlier versions lack the content, and the identities of :mod:`energon_stream.state.identity`. Then
+the numbers of shards, a column of :mod:`energon_stream.schedule.packed`, tell whether a dataset grew: the
 hash of the data is made again from that many shards. If it differs, the marks name the leaf in the error: two
 bytes of a hash for each leaf, where there are at most 64; else None. Each reader dataset has an entry::
 
@@ -22,12 +24,25 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_stream.pipeline.reader_dataset import is_reader_config
+from energon_stream.pipeline.reader_dataset import find_readers, is_reader_config
 from energon_stream.schedule import damaged, is_count, pack_columns, reading, shown, unpack_columns
+from energon_stream.state.identity import (
+    IDENTITIES,
+    Matching,
+    SavedIdentities,
+    hash_content,
+    identities,
+    match,
+    read_identities,
+)
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.dataset import SavableDataset
+    from energon_stream.pipeline.reader_dataset import ReaderDataset
 
 _MOST_LEAVES = 1 << 18  # datasets of a mixture that a state may name: they are unpacked in some megabytes
 _MOST_MARKED = 64
@@ -40,6 +55,7 @@ _PARTS = {
     "order": "the order (shuffling, slices, blending)",
     "weights": "the weights of a blend",
     "pipeline": "the pipeline (batch size, operators, functions)",
+    "content": "the samples",
 }
 _ORDER_OPTIONS = {
     "max_samples_per_sequence": "max_samples_per_sequence",
@@ -57,12 +73,41 @@ class Description:
     prints: Mapping[str, str]  # the fingerprint
     leaves: list[Any]  # numbers of shards, and marks
     options: dict[str, Any] | None  # options by which errors name a difference; None where there are too many
+    identities: list[SavedIdentities] | None  # of the leaves; None where there are too many
+    readers: tuple[ReaderDataset, ...]
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
         """Return, in words, the parts of the fingerprint in which a state differs."""
         saved = state["fingerprint"]
-        differing = [name for name in _PARTS if saved.get(name) != self.prints[name]]
-        return [self.difference(state, name) or f"{_PARTS[name]} differs" for name in differing]
+        differing = [name for name in _PARTS if saved.get(name) != self.prints.get(name)]
+        if "content" not in saved:
+            differing = [name for name in differing if name != "content"]
+        matched = self.matched(state)
+        if matched is None:
+            return [self.difference(state, name) or f"{_PARTS[name]} differs" for name in differing]
+        changes = [change for each in matched for change in each.changes()]
+        if changes and self.difference(state, "order"):
+            changes = [self.difference(state, "order")]
+        shown = changes[:_MOST_NAMED]
+        if len(changes) > len(shown):
+            shown.append(f"and {len(changes) - len(shown)} more")
+        # The leaves say in which way these differ.
+        implied = {"data", "order", "content"} if changes else set[str]()
+        if any(each.unchecked for each in matched):
+            implied.add("content")
+        rest = [name for name in differing if name not in implied]
+        return shown + [self.difference(state, name) or f"{_PARTS[name]} differs" for name in rest]
+
+    def matched(self, state: Mapping[str, Any]) -> list[Matching] | None:
+        """Find the leaves of a state among those of now; None if it does not say which they were."""
+        if self.identities is None or state.get(IDENTITIES) is None:
+            return None
+        saved = read_leaves(state.get("leaves"))
+        found = read_identities(state[IDENTITIES], [len(each.shards) for each in saved])
+        if len(saved) != len(self.readers):
+            return None
+        each = zip(self.readers, saved, found, self.identities, strict=True)
+        return [match(reader, was.shards, then, now) for reader, was, then, now in each]
 
     def difference(self, state: Mapping[str, Any], part: str) -> str:
         """Return the saved options of ``"order"`` or ``"pipeline"`` that differ now."""
@@ -131,9 +176,10 @@ def fingerprint(config: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] 
     return {name: _hash(part).hex() for name, part in parts.items()}
 
 
-def describe(config: Mapping[str, Any]) -> Description:
+def describe(dataset: SavableDataset[Any]) -> Description:
     """Make the description that states hold."""
-    readers = _readers(config)
+    config = dataset.config()
+    readers, opened = _readers(config), [reader for _, reader in find_readers(dataset)]
     leaves = []
     for node in readers:
         shards = np.array([leaf["shards"] for leaf in node["leaves"]], dtype=np.int64)
@@ -147,7 +193,10 @@ def describe(config: Mapping[str, Any]) -> Description:
     options = {"pipeline": parts["pipeline"], "orders": orders}
     text = json.dumps(options, default=str)
     prints = {name: _hash(part).hex() for name, part in parts.items()}
-    return Description(prints, leaves, json.loads(text) if len(text) <= _MOST_OPTIONS else None)
+    if opened:
+        prints["content"] = hash_content([(reader, reader.shards) for reader in opened])
+    kept = json.loads(text) if len(text) <= _MOST_OPTIONS else None
+    return Description(prints, leaves, kept, identities(opened), tuple(opened))
 
 
 def _named(orders: Any) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import msgpack
 from energon_stream.errors import StateError, StateMismatchError
 from energon_stream.schedule import damaged, is_count, reading, shown
 from energon_stream.state.digest import not_plain, with_digest
+from energon_stream.state.identity import IDENTITIES, unchecked_names
 from energon_stream.state.mixture_weights import STEPS, WEIGHTS, read_changes, read_steps, write_changes
 from energon_stream.state.rotation import check_batches, read_rotation, write_rotation
 from energon_stream.state.versions import FORMAT, VERSION, migrate
@@ -31,7 +32,10 @@ _log = logging.getLogger(__name__)
 _TOPOLOGY = ("world_size", "rank", "num_streams", "seed_offset")
 _MOST_STREAMS = 1 << 20
 _MOST_BITS = 128
-_CONTINUE = '. If only shards or datasets were added, or weights changed, restore with on_change="continue"'
+_CONTINUE = (
+    '. With on_change="continue", datasets that are the same go on wherever they stand now, also with more shards '
+    "or other weights, and others begin anew; restore_report tells which"
+)
 
 
 def dumps(state: Any) -> bytes:
@@ -81,6 +85,7 @@ def make_rank_state(
     """Put a rank's state together. Raises StateError if it holds a value that is not of a built-in type."""
     weights = {WEIGHTS: write_changes(changes)} if changes else {}
     counted = {} if steps is None else {STEPS: list(steps)}
+    known = description.identities
     named = {} if config.conventions == "own" else {"conventions": config.conventions}
     return with_digest(
         {
@@ -89,6 +94,7 @@ def make_rank_state(
             "fingerprint": dict(description.prints),
             "options": description.options,
             "leaves": description.leaves,
+            **({} if known is None else {IDENTITIES: [each.plain() for each in known]}),
             "topology": _topology(config),
             **named,
             **weights,
@@ -207,11 +213,22 @@ def check_rank_state(
         may_continue = read["fingerprint"].get("pipeline") == description.prints["pipeline"]
         raise StateMismatchError(
             f"the state was saved with another dataset: {'; '.join(differences)}",
-            hint="pass the arguments with which the state was saved, or start without a state"
+            hint="pass the datasets and arguments with which the state was saved, or start without a state"
             + _CONTINUE * may_continue,
+        )
+    if "content" in description.prints and (unchecked := _unchecked(read, description)):
+        _log.warning(
+            "it could not be checked that the samples are those with which the state was saved: %s", unchecked
         )
     streams = {int(stream): value for stream, value in read["streams"].items()}
     return rotation, streams, read_changes(read), read_steps(read)
+
+
+def _unchecked(read: Mapping[str, Any], description: Description) -> str:
+    if "content" not in read["fingerprint"]:
+        return "it is of an earlier version, which kept names and counts of shards only"
+    found = [each.name(at) for each in description.matched(read) or () for at in each.unchecked]
+    return "" if not found else unchecked_names(found)
 
 
 def check_topology(read: Mapping[str, Any], config: WorkerConfig, pass_length: int) -> Rotation:

@@ -4,9 +4,10 @@ A rank's state, version 4::
 
     {"format": "energon_stream.rank", "version": 4,
      "digest": 16 bytes, see :mod:`energon_stream.state.digest`,
-     "fingerprint": {"data": hash, "order": hash, "weights": hash, "pipeline": hash},
+     "fingerprint": {"data": hash, "order": hash, "weights": hash, "pipeline": hash, "content": hash},
      "options": options in plain values, or None; for messages only,
      "leaves": number of shards of each leaf, see :mod:`energon_stream.state.description`,
+     "identities": what tells the leaves from others, see :mod:`energon_stream.state.identity`,
      "topology": {"world_size": R, "rank": r, "num_streams": S, "seed_offset": n},
      "conventions": the conventions of WorkerConfig, if they differ from the library's own,
      "weights", "steps": weights that a program set, see :mod:`energon_stream.state.mixture_weights`,

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import xxhash
+
 from energon_stream.cache.cached_store import forget, read_again
 from energon_stream.errors import CorruptTarError
 from energon_stream.logs import log_once
@@ -43,6 +45,7 @@ OTHER_KINDS = {  # what is often named .tar, by first bytes
 }
 _NO_ARCHIVES = ("HTML or XML", "a pointer of Git LFS")
 _REPAIR = "`energon-stream repair` writes what is whole to a new dataset; or leave the tar out"
+HEAD_BYTES = 4096  # first bytes of a tar, whose hash tells it from others with equal names and sizes
 
 
 @dataclass(slots=True)
@@ -57,6 +60,7 @@ class ShardScan:
     parts: list[tuple[int, str, int, int]] = field(default_factory=list)
     remarks: Remarks = field(default_factory=dict)  # what is odd, and no error
     links: dict[str, ByteRange] = field(default_factory=dict)  # what links lead to, by the name of the link
+    head: int | None = None  # hash of the first bytes; None if unknown
 
     def first_names(self) -> list[str]:
         """Return the name of each sample's first member."""
@@ -118,6 +122,7 @@ def _scan(
         read = _WindowReader(store, entry, ahead, check, window, gap).read
     names: set[str] = set()  # of the parts of the sample
     links = _Links()
+    scan.head = hash_head(read(0, min(HEAD_BYTES, size)))
     try:
         for member in walk_members(read, 0, size):
             found = split_name(member.name) if member.is_file or member.link else None
@@ -240,6 +245,11 @@ class _Links:
         """Take the links that wait for the first file of their sample for links without a sample."""
         self._lost += self.before
         self.before = []
+
+
+def hash_head(data: bytes | memoryview) -> int:
+    """Return the hash of the first bytes of a tar."""
+    return xxhash.xxh3_64_intdigest(data[:HEAD_BYTES])
 
 
 def check_names(scan: ShardScan, store: Store) -> None:

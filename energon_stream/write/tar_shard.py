@@ -13,7 +13,7 @@ import xxhash
 from energon_stream.errors import DuplicateKeyError, SampleError
 from energon_stream.storage.local import named_errors
 from energon_stream.tar.format import TAR_RECORD, split_name
-from energon_stream.tar.scan import ShardScan
+from energon_stream.tar.scan import HEAD_BYTES, ShardScan, hash_head
 from energon_stream.write.values import encode_part
 
 MAX_SIZE = 1_000_000_000  # bytes of a tar, by default
@@ -128,6 +128,9 @@ class TarShard:
         self.scan.offsets.append(self.size)
         with named_errors(self.local_path), self._file:
             self._file.write(_END)
+            self._file.flush()
+            with open(self.local_path, "rb") as file:
+                self.scan.head = hash_head(file.read(HEAD_BYTES))
 
     def drop(self) -> None:
         """Close the file of a tar that will not be used."""

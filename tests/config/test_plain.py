@@ -122,6 +122,11 @@ def asked(server, ending=".tar"):
     return list(made.values())
 
 
+def known(state):
+    """A state without hashes of locations."""
+    return {name: value for name, value in state.items() if name not in ("identities", "digest")}
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transport", ["auto", "fsspec"])
 @pytest.mark.parametrize("kind", ["braces", "folder"])
@@ -136,7 +141,7 @@ def test_order_samples_and_states_are_those_of_the_same_dataset_prepared(
         expected += seen(loader, 14)
     with train(path, **remote) as loader:
         assert seen(loader, 6) == expected[:6]
-        assert loader.save_state_rank() == state
+        assert known(loader.save_state_rank()) == known(state)
         own = loader.save_state_rank()
     with train(path, **remote) as loader:
         loader.restore_state_rank(own)
@@ -353,7 +358,7 @@ def test_metadatasets_name_them(s3_server, bucket, options, prepared, tmp_path):
     ]
     plain, expected = (seen(loader, 20) for loader in loaders)
     assert plain == expected
-    assert loaders[0].save_state_rank() == loaders[1].save_state_rank()
+    assert known(loaders[0].save_state_rank()) == known(loaders[1].save_state_rank())
     assert [ref.path for ref in traverse_metadataset(blend, split_part="train")][:2] == [
         f"{bucket}/{TARS}",
         bucket,

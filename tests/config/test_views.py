@@ -181,7 +181,7 @@ def state_after(path, batches, **view):
 
 
 @pytest.mark.parametrize("on_change", ["error", "continue"])
-def test_a_view_with_other_samples_is_refused(texts, tmp_path, on_change):
+def test_a_view_with_other_samples_is_refused_or_begins_anew(texts, tmp_path, on_change):
     state, _ = state_after(texts, 5, where=WHERE)
     for view in (
         {"where": "clip > 0.5"},
@@ -189,8 +189,7 @@ def test_a_view_with_other_samples_is_refused(texts, tmp_path, on_change):
         {},
         {"where": WHERE, "weight_by": "weight"},
     ):
-        with pytest.raises(StateMismatchError):
-            train(texts, **view).restore_state_rank(state, on_change=on_change)
+        assert_refused_or_anew(train(texts, **view), state, on_change)
     whole = take(train(texts, where=WHERE), 12)[5:]
     same = train(texts, where=f"not duplicate and ({WHERE})")  # other words, the same samples
     same.restore_state_rank(state, on_change=on_change)
@@ -202,8 +201,16 @@ def test_a_view_with_other_samples_is_refused(texts, tmp_path, on_change):
     changed = columns()
     changed["duplicate"][:] = False
     add_table(texts, write_table(tmp_path / "changed.parquet", changed))
-    with pytest.raises(StateMismatchError):
-        train(texts, where=WHERE).restore_state_rank(state, on_change=on_change)
+    assert_refused_or_anew(train(texts, where=WHERE), state, on_change)
+
+
+def assert_refused_or_anew(loader, state, on_change):
+    if on_change == "error":
+        with pytest.raises(StateMismatchError, match="has other shards, samples or options"):
+            loader.restore_state_rank(state)
+        return
+    loader.restore_state_rank(state, on_change=on_change)
+    assert [change.change for change in loader.restore_report.leaves] == ["replaced"]
 
 
 @pytest.mark.parametrize("view", [{"where": WHERE}, {"share": 0.5}, {"exclude": "duplicate", "share": 0.5}])
@@ -226,13 +233,13 @@ def test_a_view_goes_on_when_shards_are_appended(texts, tmp_path, view):
     assert {text for text in counted if text not in new} == old  # and the same old ones
 
 
-def test_weights_are_refused_when_shards_are_appended(texts, tmp_path):
+def test_weights_begin_anew_when_shards_are_appended(texts, tmp_path):
     state, _ = state_after(texts, 5, weight_by="weight")
     append_shard(texts)
     with_more = {name: np.append(column, column[:EACH]) for name, column in columns().items()}
     add_table(texts, write_table(tmp_path / "more.parquet", with_more))
-    with pytest.raises(StateMismatchError, match="weight_by"):
-        train(texts, weight_by="weight").restore_state_rank(state, on_change="continue")
+    assert_refused_or_anew(train(texts, weight_by="weight"), state, "error")
+    assert_refused_or_anew(train(texts, weight_by="weight"), state, "continue")
 
 
 def test_share_and_lists_of_keys(texts, tmp_path):

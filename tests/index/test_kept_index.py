@@ -13,13 +13,14 @@ from energon_stream.index.kept_index import PlainTars, index_directory
 from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec
 
 OFFSETS = [0, 1536, 4096, 4608, 9216]
+MARK = 0xFEED
 TAR = ListEntry("d/x.tar", ObjectMeta(10_240, '"1"'))
 
 
 @pytest.fixture
 def kept(tmp_path):
     found = PlainTars(KeptFiles(str(tmp_path), "indexes"), "root", (TAR,))
-    found.kept.write(found.name(TAR), encode_offsets(OFFSETS))
+    found.kept.write(found.name(TAR), encode_offsets([*OFFSETS, MARK]))
     return found
 
 
@@ -29,6 +30,7 @@ def path_of(tars, tar):
 
 def test_what_was_written_is_read_whole_and_in_part(kept):
     assert kept.count(TAR) == 4
+    assert kept.mark(TAR, 4) == MARK
     for first in range(5):
         for last in range(first, 5):
             assert kept.read_offsets(TAR, 4, first, last).tolist() == OFFSETS[first : last + 1]

@@ -22,6 +22,7 @@ from energon_stream.index.sample_sizes import (
     decode_names,
     decode_sizes,
 )
+from energon_stream.index.shard_marks import trailer_bytes
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import StoreSpec
@@ -177,7 +178,7 @@ def test_new_indexes_of_the_same_tars_keep_the_sizes(prepared, own_options):
     assert (prepared / INDEX_SQLITE).read_bytes() == before
     # A database of an earlier version has no names.
     tail = memoryview(before)[-MOST_BYTES:]
-    pages, sizes = before[: -appended_bytes(tail)], 24 + 40
+    pages, sizes = before[: -trailer_bytes(tail)], 24 + 40
     (prepared / INDEX_SQLITE).write_bytes(pages + before[-sizes:])
     prepare_dataset(str(prepared), tar_index_only=True)
     assert (prepared / INDEX_SQLITE).read_bytes() == pages + before[-sizes:]

@@ -17,6 +17,7 @@ from energon_stream.schedule import (
     build_schedule,
     carry,
     earlier_plan,
+    in_place,
     leaves,
     passes_under_way,
 )
@@ -80,7 +81,7 @@ ALL = 10**6
 @given(grown_plans(), st.integers(1, 4), st.data())
 def test_passes_under_way_end_as_they_were_and_the_next_ones_have_all(planned, streams, data):
     plan, shards = planned
-    old_plan = earlier_plan(plan, shards)
+    old_plan = earlier_plan(plan, in_place(shards))
     begun, following = {}, {}
     for stream in range(streams):
         then = build_schedule(old_plan, num_streams=streams, stream=stream, key=7)
@@ -118,10 +119,12 @@ def test_passes_under_way_end_as_they_were_and_the_next_ones_have_all(planned, s
 def test_cursor_laws_hold_after_a_change(planned, streams, steps, data):
     """As in test_schedules; a second change comes on top of the first."""
     plan, shards = planned
-    then = build_schedule(earlier_plan(plan, shards), num_streams=streams, stream=0, key=7)
+    then = build_schedule(earlier_plan(plan, in_place(shards)), num_streams=streams, stream=0, key=7)
     now = build_schedule(plan, num_streams=streams, stream=0, key=7)
     cursor = carry(then, now, then.advance(then.begin(), steps))
-    plan = earlier_plan(plan, [leaf.shard_starts.size - 1 for leaf in leaves(plan)])  # equal: nothing moves
+    plan = earlier_plan(
+        plan, in_place([leaf.shard_starts.size - 1 for leaf in leaves(plan)])
+    )  # equal: nothing moves
     assert carry(now, build_schedule(plan, num_streams=streams, stream=0, key=7), cursor) == cursor
     left = now.remaining(cursor)
     everything, end = now.take(cursor, 300)
@@ -172,6 +175,6 @@ def test_a_share_of_a_last_pass_is_one_of_the_pass_of_then():
 def test_subsets_of_then():
     starts = np.array([0, 10, 30, 45])
     leaf = LeafPlan(0, starts, OrderSpec(), 5, 45)
-    assert earlier_plan(leaf, [2]).stop == 30
-    assert earlier_plan(dataclasses.replace(leaf, stop=20), [2]).stop == 20
-    assert earlier_plan(dataclasses.replace(leaf, stop=None), [1]).num_samples == 5
+    assert earlier_plan(leaf, in_place([2])).stop == 30
+    assert earlier_plan(dataclasses.replace(leaf, stop=20), in_place([2])).stop == 20
+    assert earlier_plan(dataclasses.replace(leaf, stop=None), in_place([1])).num_samples == 5

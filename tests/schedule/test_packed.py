@@ -177,7 +177,7 @@ def test_small_and_other_blends_are_left_as_they_are():
 
 def test_a_cursor_that_no_blend_comes_to_is_not_packed():
     schedule = unequal(16)
-    epoch, step, children, _ = schedule.advance(schedule.begin(), 500)
+    epoch, step, children, *_ = schedule.advance(schedule.begin(), 500)
     elsewhere = RepeatCursor(3, 3, LeafCursor(3, 1, 0, 1))  # its passes began elsewhere
     odd = BlendCursor(epoch, step, (elsewhere, *children[1:]))
     codec = CursorCodec(schedule)

@@ -33,7 +33,7 @@ def source_dataset(shards, weights=None, streams=1, order=None):
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=150))
 def test_numbers_of_shards_come_back(shards):
-    described = describe(BatchDataset(source_dataset(shards), 2, list).config())
+    described = describe(BatchDataset(source_dataset(shards), 2, list))
     (found,) = read_leaves(loads(dumps(described.leaves)))
     assert found.shards == tuple(shards)
     assert len(found.marks) == (len(shards) if len(shards) <= 64 else 0)
@@ -41,7 +41,7 @@ def test_numbers_of_shards_come_back(shards):
 
 @pytest.mark.parametrize("number", [3, 65])
 def test_torch_loads_leaves_with_its_default_arguments(number, tmp_path):
-    described = describe(source_dataset([2] * number).config())
+    described = describe(source_dataset([2] * number))
     torch.save(described.leaves, tmp_path / "leaves.pt")
     (found,) = read_leaves(torch.load(tmp_path / "leaves.pt"))
     assert found.shards == (2,) * number
@@ -50,7 +50,7 @@ def test_torch_loads_leaves_with_its_default_arguments(number, tmp_path):
 def test_each_part_of_the_fingerprint_is_of_one_thing():
     def prints(shards=(3, 2), weights=(1.0, 2.0), order=None, size=2, outer=1.0):
         blended = source_dataset(shards, list(weights), order=order)
-        return describe(BlendDataset((BatchDataset(blended, size, list), outer)).config()).prints
+        return describe(BlendDataset((BatchDataset(blended, size, list), outer))).prints
 
     base = prints()
     changed = {
@@ -69,9 +69,9 @@ def test_a_dataset_of_then_has_the_hashes_of_then():
     then, now = source_dataset((3, 2)), source_dataset((3, 2, 4))
     pipeline = BatchDataset(now, 2, list)
     found = fingerprint(pipeline.config(), [now.config((3, 2))])
-    assert found["order"] == describe(BatchDataset(then, 2, list).config()).prints["order"]
-    assert found["data"] == describe(BatchDataset(then, 2, list).config()).prints["data"]
-    assert found["pipeline"] == describe(pipeline.config()).prints["pipeline"]
+    assert found["order"] == describe(BatchDataset(then, 2, list)).prints["order"]
+    assert found["data"] == describe(BatchDataset(then, 2, list)).prints["data"]
+    assert found["pipeline"] == describe(pipeline).prints["pipeline"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def rank_state(loader, source, cursor, samples):
     return with_digest({**loader.save_state_rank(), "rotation": [0, [], batches, 0, 0], "streams": streams})
 
 
-def test_a_thousand_sources_take_less_than_four_kilobytes_far_into_training():
+def test_a_thousand_sources_take_three_kilobytes_a_stream_and_seven_bytes_each():
     """Also in a stream of which every source is in a pass of a share of then, after shards were appended to
     one.
     """
@@ -129,7 +129,7 @@ def test_a_thousand_sources_take_less_than_four_kilobytes_far_into_training():
         cursor, samples = schedule.advance(cursor, steps), samples + steps
         state = rank_state(loader, source, cursor, samples)
         loader.restore_state_rank(loads(dumps(state)))
-        assert len(dumps(loader.save_state_rank())) < 3100
+        assert len(dumps(loader.save_state_rank())) < 3200 + 7 * 1000
         restored = loader.save_state_rank()["streams"]["0"]["node"]["in"]["at"]
         assert CursorCodec(schedule).unpack(restored) == cursor
     assert max(passes for _, passes, _ in cursor[2]) > 5
@@ -150,7 +150,7 @@ def test_a_thousand_sources_take_less_than_four_kilobytes_far_into_training():
     assert {change.change for change in report.leaves[1:]} == {"dealt"}
     assert f"shares of {len(report.leaves) - 1} other datasets" in str(report)
     assert str(report).count("\n") == 2
-    assert len(dumps(loader.save_state_rank())) < 4096
+    assert len(dumps(loader.save_state_rank())) < 4200 + 7 * 1000
 
 
 def shares(source):

@@ -1,0 +1,525 @@
+"""States restored after the datasets of a mixture changed places, names, or content.
+
+The oracle is a run that nothing disturbed: each dataset that is still there goes on with the very samples, in
+the very order, that it would have given. Everything else is refused, or begins anew and is reported.
+"""
+
+import logging
+import shutil
+from itertools import islice
+
+import pytest
+
+from energon_stream import (
+    DefaultTaskEncoder,
+    ReadOptions,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from energon_stream.config.join_indices import prepare_metadataset
+from energon_stream.errors import StateMismatchError
+from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream.state import dumps, loads, with_digest
+from energon_stream.testing.datasets import write_shards
+
+V2 = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+TEXT = {"__module__": "megatron.energon", "__class__": "TextSample"}
+YAML = {"sample_type": TEXT, "field_map": {"text": "txt"}}
+NAMES = "abcdefghijklmnopqr"
+SHARDS, PER_SHARD = 2, 10
+GIVEN, FOLLOWING = 130, 260  # batches before and after the state: several passes of each dataset
+
+
+def put(folder, name, letter=None, shards=SHARDS, **options):
+    """Write a dataset. Names and counts of shards, keys, and sizes of samples are those of all others."""
+    shutil.rmtree(folder / name, ignore_errors=True)
+    text = letter or name
+    parts = lambda number: {"txt": f"{text}{number:03d}".encode()}  # noqa: E731
+    write_shards(folder / name, shards=shards, samples_per_shard=PER_SHARD, parts=parts)
+    prepare_dataset(str(folder / name), split_ratio=(1, 0, 0), dataset_yaml=YAML, **options)
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("originals")
+    for name in (*NAMES, "partner"):
+        put(folder, name, name[0])
+    return folder
+
+
+@pytest.fixture
+def folder(originals, tmp_path):
+    """Datasets of this test, which may change them."""
+    shutil.copytree(originals, tmp_path / "data")
+    return tmp_path / "data"
+
+
+class Texts(DefaultTaskEncoder):
+    @stateless
+    def encode_sample(self, sample):
+        return sample.text
+
+    def batch(self, texts):
+        return texts
+
+
+class Packs(Texts):
+    def select_samples_to_pack(self, texts):
+        return [texts[at : at + 2] for at in range(0, len(texts), 2)]
+
+    @stateless
+    def pack_selected_samples(self, texts):
+        return "+".join(texts)
+
+
+def weighted(names, **more):
+    """Each dataset has a weight of its own, wherever it stands."""
+    return [{"path": name, "weight": 1 + (ord(name[0]) - 97) % 3, **more} for name in names]
+
+
+def joined(folder, names):
+    return [
+        {"join": [{"path": "partner"}, {"path": name}], "joiner": {**TEXT}, "weight": 1 + number % 3}
+        for number, name in enumerate(names)
+    ]
+
+
+def nested(folder, names):
+    inner = {**V2, "splits": {"train": {"blend": weighted(names[1:])}}}
+    (folder / "inner.yaml").write_bytes(dump_yaml(inner))
+    return [*weighted(names[:1]), {"path": "inner.yaml", "weight": 3}]
+
+
+KINDS = {
+    "blend": lambda folder, names: {"blend": weighted(names)},
+    "nested": lambda folder, names: {"blend": nested(folder, names)},
+    "even": lambda folder, names: {"blend": weighted(names), "draws": "even"},
+    "many": lambda folder, names: {"blend": weighted([*names, *NAMES[4:]])},
+    "repetitions": lambda folder, names: {
+        "blend_epochized": [{"path": name, "repetitions": 1 + (name > "b")} for name in names]
+    },
+    "join": lambda folder, names: {"blend": joined(folder, names)},
+    "view": lambda folder, names: {"blend": weighted(names, share=0.5)},
+    "packs": lambda folder, names: {"blend": weighted(names)},
+}
+
+
+def open_loader(kind, folder, names, config=None):
+    target = folder / names[0]
+    if kind != "single":
+        target = folder / "mix.yaml"
+        document = {**V2, "splits": {"train": KINDS[kind](folder, names)}}
+        target.write_bytes(dump_yaml(document))
+        if kind == "join":
+            prepare_metadataset(target)
+    options = {"task_encoder": Texts()}
+    if kind == "packs":
+        options = {"task_encoder": Packs(), "packing_buffer_size": 6}
+    dataset = get_train_dataset(
+        target,
+        worker_config=config or WorkerConfig(0, 1, 0, num_streams=1),
+        batch_size=1,
+        shuffle_buffer_size=10,
+        max_samples_per_sequence=4,
+        read_options=ReadOptions(max_ahead=32),
+        **options,
+    )
+    return get_savable_loader(dataset)
+
+
+def take(loader, count):
+    with loader:
+        found = [text for batch in islice(loader, count) for each in batch for text in each.split("+")]
+        return found, loads(dumps(loader.save_state_rank()))
+
+
+def of(texts, letter):
+    return [text for text in texts if text.startswith(letter)]
+
+
+def held(value):
+    """Keys of samples in a state, which operators hold."""
+    if isinstance(value, dict):
+        return [key for inner in value.values() for key in held(inner)]
+    if isinstance(value, list) and len(value) == 3 and value[0] == "Source":
+        return [value]
+    return [key for inner in value for key in held(inner)] if isinstance(value, list) else []
+
+
+def refused(make, state, on_change="error"):
+    with pytest.raises(StateMismatchError) as caught:
+        make().restore_state_rank(state, on_change=on_change)
+    assert caught.value.hint
+    return str(caught.value)
+
+
+# Each change: of the folder, the names of the datasets then and now, and what the report says by dataset.
+# A dataset with other samples is written with a letter of its own.
+
+
+def reorder(folder):
+    return ["c", "a", "b"], {"a": "moved", "b": "moved", "c": "moved"}
+
+
+def insert(folder):
+    return ["d", "a", "b", "c"], {"a": "moved", "b": "moved", "c": "moved", "d": "added"}
+
+
+def append(folder):
+    return ["a", "b", "c", "d"], {"d": "added"}
+
+
+def remove(folder):
+    return ["a", "c"], {"c": "moved", "": "removed"}
+
+
+def replace_first(folder):
+    put(folder, "a", "z")
+    return ["a", "b", "c"], {"a": "replaced"}
+
+
+def exchange(folder):
+    """Another dataset, with a name of its own, in the place of one."""
+    return ["a", "d", "c"], {"d": "replaced"}
+
+
+def insert_and_replace(folder):
+    put(folder, "b", "z")
+    return ["b", "d", "c", "a"], {"a": "moved", "b": "replaced", "d": "added"}
+
+
+def grow_and_move(folder):
+    put(folder, "b", shards=SHARDS + 1)
+    return ["b", "c", "a"], {"a": "moved", "b": "grown", "c": "moved"}
+
+
+def rename_shards(folder):
+    for tar in sorted((folder / "a").glob("*.tar")):
+        tar.rename(folder / "a" / f"other-{tar.name}")
+    prepare_dataset(str(folder / "a"), split_ratio=(1, 0, 0), dataset_yaml=YAML, force=True)
+    return ["a", "b", "c"], {"a": "replaced"}
+
+
+CHANGES = [
+    reorder,
+    insert,
+    append,
+    remove,
+    replace_first,
+    exchange,
+    insert_and_replace,
+    grow_and_move,
+    rename_shards,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_still_there_goes_on_and_the_rest_is_reported(folder, kind, change):
+    before = ["a", "b", "c"]
+    steps, following = (300, 500) if kind == "many" else (GIVEN, FOLLOWING)
+    given, state = take(open_loader(kind, folder, before), steps)
+    undisturbed = take(open_loader(kind, folder, before), steps + following)[0]
+    assert undisturbed[: len(given)] == given
+    names, expected = change(folder)
+    make = lambda: open_loader(kind, folder, names)  # noqa: E731
+    said = refused(make, state)
+    assert "another dataset" in said
+    assert 'on_change="continue"' in said
+    if kind == "join" and "grown" in expected.values():  # its rows may be any others
+        expected = {name: "replaced" if what == "grown" else what for name, what in expected.items()}
+    gone = {
+        number for number, name in enumerate("abc") if expected.get(name) == "replaced" or name not in names
+    }
+    if kind == "packs" and gone & {leaf for _, leaf, _ in held(state)}:
+        assert "holds samples of a dataset that is gone" in refused(make, state, "continue")
+        return
+    loader = make()
+    loader.restore_state_rank(state, on_change="continue")
+    report = loader.restore_report
+    changes = [each for each in report.leaves if each.change != "dealt"]
+    if kind != "join":  # whose name is that of its index
+        found = {
+            each.leaf.partition(" [")[0].rpartition("/")[2]: each.change
+            for each in changes
+            if each.change != "removed"
+        }
+        if kind == "many":  # the others moved along
+            found = {name: what for name, what in found.items() if name in "abcd"}
+        assert found == {name: what for name, what in expected.items() if what != "removed"}
+    for what in {*expected.values()} - ({"moved"} if kind == "many" else set()):
+        assert sum(each.change == what for each in changes) == [*expected.values()].count(what)
+    assert report.unchecked == ()
+    samples = {each.change: each.samples[1] for each in changes}
+    left = next((each.left for each in changes if each.change == "grown"), 0)
+    found = take(loader, following)[0]
+    anew = {name for name, what in expected.items() if what in ("added", "replaced")}
+    for letter in {text[0] for text in undisturbed}:
+        now, then = of(found, letter), of(undisturbed[len(given) :], letter)
+        if letter not in names and (kind != "many" or letter in "abc"):
+            assert not now
+        elif expected.get(letter) == "grown":
+            assert now[:left] == then[:left]
+            if kind != "packs":  # some samples of the pass are in the buffer
+                assert_pass(now[left:], samples["grown"])
+        elif letter in anew and now:
+            assert change is rename_shards or (kind, letter) == ("join", "b")
+            assert_pass(now, samples["replaced"])
+        elif letter not in anew:
+            common = min(len(now), len(then))
+            assert common > 5
+            assert now[:common] == then[:common]
+    for letter in {text[0] for text in found} - {text[0] for text in undisturbed}:
+        assert_pass(of(found, letter), samples[expected.get(letter, "replaced")])
+
+
+def assert_pass(texts, size):
+    """A pass has each sample once."""
+    assert len(set(texts[:size])) == min(size, len(texts))
+
+
+def rename(folder):
+    (folder / "a").rename(folder / "a-renamed")
+    return folder, ["a-renamed", "b", "c"]
+
+
+def prepare_again(folder):
+    prepare_dataset(str(folder / "a"), split_ratio=(1, 0, 0), dataset_yaml=YAML, force=True, checksums=True)
+    return folder, ["a", "b", "c"]
+
+
+def copy(folder):
+    shutil.copytree(folder, folder.parent / "elsewhere")
+    shutil.rmtree(folder)
+    return folder.parent / "elsewhere", ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("same", [rename, prepare_again, copy], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("kind", ["single", *KINDS])
+def test_the_same_data_goes_on_without_a_word(folder, kind, same, caplog):
+    given, state = take(open_loader(kind, folder, ["a", "b", "c"]), 50)
+    undisturbed = take(open_loader(kind, folder, ["a", "b", "c"]), 150)[0]
+    folder, names = same(folder)
+    loader = open_loader(kind, folder, names)
+    caplog.clear()
+    loader.restore_state_rank(state)
+    assert not caplog.records
+    assert take(loader, 100)[0] == undisturbed[len(given) :]
+
+
+@pytest.mark.parametrize("kind", ["single", "view"])
+def test_another_dataset_of_equal_names_and_counts_is_refused_by_name(folder, kind):
+    _, state = take(open_loader(kind, folder, ["a"]), 7)
+    said = refused(lambda: open_loader(kind, folder, ["b"]), state)
+    assert f"{folder / 'b'} [train] has shards of the same names and counts, and other samples" in said
+    loader = open_loader(kind, folder, ["b"])
+    loader.restore_state_rank(state, on_change="continue")
+    (change,) = loader.restore_report.leaves
+    assert (change.change, change.samples[0]) == ("replaced", change.samples[1])
+    assert "begins anew" in str(loader.restore_report)
+    size = change.samples[1]
+    assert len(set(take(loader, size)[0])) == size
+
+
+def test_a_replaced_shard_of_equal_name_count_and_sizes_is_noticed(folder):
+    _, state = take(open_loader("single", folder, ["a"]), 7)
+    put(folder, "other", "z")
+    shutil.copy(folder / "other" / "data-000001.tar", folder / "a")
+    prepare_dataset(str(folder / "a"), split_ratio=(1, 0, 0), dataset_yaml=YAML, force=True)
+    assert "other samples in them" in refused(lambda: open_loader("single", folder, ["a"]), state)
+
+
+def test_appended_shards_behind_replaced_ones_are_no_growth(folder):
+    _, state = take(open_loader("single", folder, ["a"]), 7)
+    put(folder, "a", "z", shards=3)
+    loader = open_loader("single", folder, ["a"])
+    loader.restore_state_rank(state, on_change="continue")
+    assert [change.change for change in loader.restore_report.leaves] == ["replaced"]
+
+
+def test_prepare_append_keeps_the_identity_of_the_first_shards(folder):
+    _, state = take(open_loader("single", folder, ["a"]), 7)
+    undisturbed = take(open_loader("single", folder, ["a"]), 20)[0]
+    put(folder, "more", "a", shards=3)
+    shutil.copy(folder / "more" / "data-000002.tar", folder / "a")
+    prepare_dataset(str(folder / "a"), append=True, split_ratio=(1, 0, 0))
+    loader = open_loader("single", folder, ["a"])
+    loader.restore_state_rank(state, on_change="continue")
+    (change,) = loader.restore_report.leaves
+    assert (change.change, change.shards, loader.restore_report.unchecked) == ("grown", (2, 3), ())
+    found = take(loader, 13 + 30)[0]
+    assert found[:13] == undisturbed[7:]
+    assert len(set(found[13:])) == 30
+
+
+def without_identities(state):
+    """A state as the version before saved it."""
+    state = {name: value for name, value in state.items() if name != "identities"}
+    prints = {name: value for name, value in state["fingerprint"].items() if name != "content"}
+    return with_digest({**state, "fingerprint": prints})
+
+
+def test_states_without_identities_go_on_with_one_warning(folder, caplog):
+    _, state = take(open_loader("blend", folder, ["a", "b", "c"]), 50)
+    undisturbed = take(open_loader("blend", folder, ["a", "b", "c"]), 90)[0]
+    loader = open_loader("blend", folder, ["a", "b", "c"])
+    with caplog.at_level(logging.WARNING, "energon_stream"):
+        loader.restore_state_rank(without_identities(state))
+    (record,) = caplog.records
+    assert "could not be checked" in record.getMessage()
+    assert "an earlier version" in record.getMessage()
+    found, again = take(loader, 40)
+    assert found == undisturbed[50:]
+    assert "identities" in again
+    caplog.clear()
+    open_loader("blend", folder, ["a", "b", "c"]).restore_state_rank(again)
+    assert not caplog.records
+
+
+def test_a_dataset_whose_content_is_known_in_another_way_is_reported(folder, caplog):
+    """Other programs write no marks of shards into the index; the first bytes stand for them."""
+    index = folder / "a" / ".nv-meta" / "index.sqlite"
+    whole = index.read_bytes()
+    index.write_bytes(whole[: len(whole) // 4096 * 4096])
+    _, state = take(open_loader("single", folder, ["a"]), 7)
+    undisturbed = take(open_loader("single", folder, ["a"]), 20)[0]
+    other = folder / "b" / ".nv-meta" / "index.sqlite"
+    other.write_bytes(other.read_bytes()[: len(whole) // 4096 * 4096])
+    assert "other samples in them" in refused(lambda: open_loader("single", folder, ["b"]), state)
+    index.write_bytes(whole)
+    loader = open_loader("single", folder, ["a"])
+    with caplog.at_level(logging.WARNING, "energon_stream"):
+        loader.restore_state_rank(state)
+    (record,) = caplog.records
+    assert f"{folder / 'a'} [train] was moved, or is indexed in another way" in record.getMessage()
+    assert take(loader, 13)[0] == undisturbed[7:]
+
+
+def test_plain_tars_have_the_identity_of_the_same_tars_prepared(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("ENERGON_STREAM_CACHE_DIR", str(tmp_path / "cache"))
+
+    def plain(name):
+        for file in (folder / name).rglob("*"):
+            if file.is_file() and file.suffix != ".tar":
+                file.unlink()
+        shutil.rmtree(folder / name / ".nv-meta", ignore_errors=True)
+        config = WorkerConfig(0, 1, 0, num_streams=1)
+        dataset = get_train_dataset(
+            folder / name,
+            sample_type="TextSample",
+            field_map={"text": "txt"},
+            worker_config=config,
+            batch_size=1,
+            shuffle_buffer_size=10,
+            max_samples_per_sequence=4,
+            task_encoder=Texts(),
+        )
+        return get_savable_loader(dataset)
+
+    _, state = take(open_loader("single", folder, ["a"]), 7)
+    undisturbed = take(open_loader("single", folder, ["a"]), 20)[0]
+    loader = plain("a")
+    loader.restore_state_rank(state)
+    assert take(loader, 13)[0] == undisturbed[7:]
+    assert "other samples in them" in refused(lambda: plain("b"), state)
+
+
+def test_passes_under_way_in_several_streams_end_as_they_were(folder):
+    """Then shares of the streams move by a few samples, which is reported; no pass lacks a sample or has one
+    twice.
+    """
+    put(folder, "c", shards=3)
+    (folder / "c" / "data-000002.tar").unlink()
+    write_shards(
+        folder / "c",
+        shards=1,
+        samples_per_shard=7,
+        name="data-{:06d}.tar",
+        key="last-{:04d}",
+        parts=lambda number: {"txt": f"c{900 + number}".encode()},
+    )
+    prepare_dataset(str(folder / "c"), split_ratio=(1, 0, 0), dataset_yaml=YAML, force=True)
+    config = WorkerConfig(0, 1, 0, num_streams=4)
+    _, state = take(open_loader("blend", folder, ["a", "b", "c"], config), 90)
+    undisturbed = take(open_loader("blend", folder, ["a", "b", "c"], config), 600)[0]
+    loader = open_loader("blend", folder, ["c", "d", "a", "b"], config)
+    loader.restore_state_rank(state, on_change="continue")
+    left = {change.leaf[-9]: change.left for change in loader.restore_report.leaves}
+    found = take(loader, 600)[0]
+    for letter in "abc":
+        rest = []
+        for stream in range(4):
+            now, then = (of(texts[(stream - 90) % 4 :: 4], letter) for texts in (found, undisturbed[90:]))
+            common = next(
+                (n for n, pair in enumerate(zip(now, then, strict=False)) if pair[0] != pair[1]), 99
+            )
+            rest.append(common)
+        assert sum(rest) >= left[letter]
+
+
+def test_the_same_change_is_made_on_other_ranks(folder):
+    def ranks(world, names):
+        configs = [WorkerConfig(rank, world, 0, num_streams=6) for rank in range(world)]
+        return [open_loader("packs", folder, names, config) for config in configs]
+
+    def go_on(world, names, states, steps):
+        loaders = ranks(world, names)
+        for loader in loaders:
+            loader.restore_state_global(states, on_change="continue")
+        iterators = [iter(loader) for loader in loaders]
+        found = [next(each) for _ in range(steps) for each in iterators]
+        saved = [loads(dumps(loader.save_state_rank())) for loader in loaders]
+        for loader in loaders:
+            loader.close()
+        return found, saved
+
+    _, states = go_on(2, ["a", "b", "c"], None, 9)
+    reference, _ = go_on(1, ["d", "c", "b", "a"], states, 60)
+    assert go_on(3, ["d", "c", "b", "a"], states, 20)[0] == reference
+    first, states = go_on(2, ["d", "c", "b", "a"], states, 6)
+    second, _ = go_on(6, ["d", "c", "b", "a"], states, 8)
+    assert first + second == reference
+
+
+def test_a_copy_in_another_bucket_is_the_same_and_another_dataset_is_not(folder, s3_server):
+    def open_remote(bucket, names):
+        document = {
+            **V2,
+            "splits": {
+                "train": {"blend": [{"path": f"s3://{bucket}/{name}", "weight": 1} for name in names]}
+            },
+        }
+        dataset = get_train_dataset(
+            document,
+            worker_config=WorkerConfig(0, 1, 0, num_streams=1),
+            batch_size=1,
+            shuffle_buffer_size=10,
+            max_samples_per_sequence=4,
+            task_encoder=Texts(),
+            storage_options=s3_server.storage_options,
+        )
+        return get_savable_loader(dataset)
+
+    for bucket in ("first", "second"):
+        for name in "abc":
+            s3_server.upload_folder(folder / name, f"s3://{bucket}/{name}")
+    _, state = take(open_remote("first", "abc"), 40)
+    undisturbed = take(open_remote("first", "abc"), 100)[0]
+    loader = open_remote("second", "abc")
+    loader.restore_state_rank(state)
+    assert take(loader, 60)[0] == undisturbed[40:]
+    assert "was dataset 1 of the mixture, and is dataset 0" in refused(
+        lambda: open_remote("second", "bac"), state
+    )
+    loader = open_remote("second", "ba")
+    loader.restore_state_rank(state, on_change="continue")
+    found = take(loader, 60)[0]
+    for letter in "ab":
+        now, then = of(found, letter), of(undisturbed[40:], letter)
+        assert now[: len(then)] == then
+    s3_server.reset_counters()
+    open_remote("second", "abc").close()
+    assert s3_server.counters().requests["GET"] == 3 * 4  # those that the samples need anyway
