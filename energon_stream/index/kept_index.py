@@ -88,8 +88,11 @@ class PlainTars:
         return None if content is None else len(content) // ENTRY_BYTES - 2
 
     def mark(self, tar: ListEntry, count: int) -> int:
-        """Return the mark of a tar with a number of samples, whose index was verified."""
-        data, _ = self.kept.read_part(self.name(tar), (count + 1) * ENTRY_BYTES, ENTRY_BYTES)
+        """Return the mark of a tar with a number of samples; 0 if it has no index, as a bad one."""
+        try:
+            data, _ = self.kept.read_part(self.name(tar), (count + 1) * ENTRY_BYTES, ENTRY_BYTES)
+        except FileNotFoundError:
+            return 0
         return int.from_bytes(data, "little")
 
     def remarks(self) -> Iterator[tuple[str, Remarks]]:

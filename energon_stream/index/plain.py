@@ -71,11 +71,10 @@ def open_plain(
     plain.tell_versions(store)
     counts = sample_counts(store, plain, patience, log_seconds, skip_bad)
     paths = tuple(tar.path for tar in tars)
-    index = WebDatasetIndex(root, split_part, paths, np.array(counts, dtype=np.int64), plain=plain)
-    with contextlib.suppress(FileNotFoundError):  # an index was removed meanwhile, which reading will say
-        marks = [plain.mark(*each) for each in zip(tars, counts, strict=True)]
-        return replace(index, marks=np.array(marks, dtype=np.uint32))
-    return index
+    marks = np.array([plain.mark(*each) for each in zip(tars, counts, strict=True)], dtype=np.uint32)
+    return WebDatasetIndex(
+        root, split_part, paths, np.array(counts, dtype=np.int64), plain=plain, marks=marks
+    )
 
 
 def read_metadata_or_tars(
