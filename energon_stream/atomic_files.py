@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import uuid
+import zlib
 from collections.abc import Iterator
+
+from energon_stream.living import start_of, this_machine
 
 TEMPORARY_SUFFIX = ".energon-tmp"
 """End of the names of files that are still written. A process that was killed leaves them."""
+
+_DAY = 86400.0  # seconds
 
 
 @contextlib.contextmanager
@@ -27,13 +33,37 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """
     folder = os.path.dirname(os.fspath(path))
     os.makedirs(folder or ".", exist_ok=True)
-    temporary = os.path.join(folder, f".{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    process = f"{_machine_hash()}-{os.getpid()}-{start_of(os.getpid())}"
+    temporary = os.path.join(folder, f".{uuid.uuid4().hex}-{process}{TEMPORARY_SUFFIX}")
     try:
         yield temporary
         os.replace(temporary, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+
+
+def remove_temporaries(folder: str) -> None:
+    """Remove the temporary files below a folder that processes left which were killed.
+
+    Those of other machines, and of earlier versions, are removed when they are a day old.
+    """
+    for root, _, names in os.walk(folder):
+        for name in names:
+            if not (name.startswith(".") and name.endswith(TEMPORARY_SUFFIX)):
+                continue
+            path, of = os.path.join(root, name), name.removesuffix(TEMPORARY_SUFFIX).split("-")
+            with contextlib.suppress(OSError):
+                is_here = len(of) == 4 and of[1] == _machine_hash() and of[2].isdecimal()
+                ended = (
+                    start_of(int(of[2])) != of[3] if is_here else time.time() - os.stat(path).st_mtime > _DAY
+                )
+                if ended:
+                    os.unlink(path)
+
+
+def _machine_hash() -> str:
+    return f"{zlib.crc32(this_machine().encode()):08x}"
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> None:

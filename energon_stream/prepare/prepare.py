@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.atomic_files import remove_temporaries
 from energon_stream.errors import ConfigError, DatasetError, ObjectChangedError, ObjectNotFoundError
 from energon_stream.index.checksums import CHECKSUMS
 from energon_stream.index.index_files import encode_offsets, index_path
@@ -40,6 +41,7 @@ from energon_stream.prepare.scanning import Scanner, ScanOptions
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import ListEntry, Store, StoreSpec
 from energon_stream.temporary_folders import temporary_folder
+from energon_stream.urls import local_path
 
 if TYPE_CHECKING:
     import os
@@ -186,6 +188,8 @@ def prepare_dataset(
         raise ConfigError("give either split_ratio or split_patterns")
     spec = StoreSpec(url_or_path, storage_options)
     store = spec.open()
+    if store.is_local:
+        remove_temporaries(local_path(store.url))
     listed = list(store.list())
     entries = select_shards(listed, store.url, shards=shards, exclude=exclude)
     check_tar_names((entry.path for entry in entries), store.url)

@@ -19,6 +19,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import EnergonStreamError, ObjectNotFoundError
+from energon_stream.living import start_of, this_machine
 
 if TYPE_CHECKING:
     from energon_stream.storage.store import ListEntry, Store
@@ -103,7 +104,7 @@ class Claim:
         if other.get("machine") == mine["machine"]:
             if other["pid"] == mine["pid"] and other["start"] == mine["start"]:
                 return resumes or other["token"] not in _own
-            return bool(other["start"] != _start_of(other["pid"]))
+            return bool(other["start"] != start_of(other["pid"]))
         is_same_job = bool(mine["job"]) and other.get("job") == mine["job"]
         return resumes or is_same_job or bool(other["age"] > _EXPIRES)
 
@@ -117,9 +118,6 @@ def _age(entry: ListEntry, own: ListEntry | None) -> float:
 
 def _this_process() -> dict[str, Any]:
     pid = os.getpid()
-    machine = platform.node()
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        machine = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     job = {name: os.environ[name] for name in names if name in os.environ}
     if job.get("TORCHELASTIC_RUN_ID") == "none":
@@ -127,22 +125,10 @@ def _this_process() -> dict[str, Any]:
     if job.get("MASTER_ADDR", "localhost").startswith(("localhost", "127.", "::1")):
         job.pop("MASTER_ADDR", None)
         job.pop("MASTER_PORT", None)
-    return {"host": platform.node(), "machine": machine, "pid": pid, "start": _start_of(pid), "job": job}
-
-
-def _start_of(pid: int) -> str | None:
-    """Return what tells a living process from earlier ones of its number; None if it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else fields[19]
-    except FileNotFoundError:
-        if os.path.exists("/proc/self/stat"):
-            return None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    return "lives"
+    return {
+        "host": platform.node(),
+        "machine": this_machine(),
+        "pid": pid,
+        "start": start_of(pid),
+        "job": job,
+    }

@@ -11,6 +11,7 @@ import io
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,10 @@ def check_values(values: Costs, where: str) -> Costs:
 def write_costs(
     store: Store, name: str, values: Costs, marks: list[ShardMark], made_by: str, library: str
 ) -> None:
-    """Write costs and their record; the record comes last."""
+    """Write costs and their record. Whoever reads finds the old costs or the new ones, at any moment.
+
+    The record decides: the numbers that it names are in a file beside it until they are in their place.
+    """
     numbers, record = paths_of(name)
     file = io.BytesIO()
     np.save(file, values, allow_pickle=False)
@@ -98,8 +102,30 @@ def write_costs(
         "mean": float(values.mean()) if len(values) else 0.0,
         "shards": [[mark.path, mark.count, mark.size, mark.version] for mark in marks],
     }
-    store.put(numbers, file.getvalue())
+    store.put(_next(numbers), file.getvalue())
     store.put(record, json.dumps(document, indent=1).encode())
+    store.put(numbers, file.getvalue())
+    store.delete(_next(numbers))
+
+
+def _next(numbers: str) -> str:
+    return numbers.replace(".npy", ".next.npy")
+
+
+def _read_pair(store: Store, name: str) -> tuple[dict[str, Any], bytes]:
+    """Return a record and its numbers. They do not fit where somebody writes, or the costs are damaged."""
+    numbers, record = paths_of(name)
+    found: dict[str, Any] = {}
+    data = b""
+    for path in (numbers, _next(numbers), numbers):
+        found = load_document(store.get(record).data, f"{store.url}/{record}")
+        with suppress(ObjectNotFoundError):
+            data = bytes(store.get(path).data)
+            if digest(data) == found.get("content"):
+                return found, data
+    if not data:
+        raise ObjectNotFoundError("there are no numbers", where=f"{store.url}/{numbers}")
+    return found, data
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,12 +146,10 @@ class SavedCosts:
 
 def load_costs(store: Store, name: str) -> SavedCosts:
     """Read costs, whatever shards there are now. Raises CostsError if there are none, or they are damaged."""
-    numbers, record = paths_of(name)
-    where = f"{store.url}/{numbers}"
+    where = f"{store.url}/{paths_of(name)[0]}"
     again = f"run `energon-stream cost {store.url} --name {name}` with the function that counts"
     try:
-        found = load_document(store.get(record).data, f"{store.url}/{record}")
-        data = bytes(store.get(numbers).data)
+        found, data = _read_pair(store, name)
     except ObjectNotFoundError as error:
         raise CostsError(f"the dataset has no costs {name!r}", where=where, hint=again) from error
     try:
