@@ -14,6 +14,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from energon_stream.errors import WorkerError
@@ -172,6 +173,34 @@ def signals_held(numbers: Collection[int]) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Let what must not be torn apart end before Ctrl-C or SIGTERM takes effect; a second does so at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if callable(handler := signal.getsignal(number)):
+            handlers[number] = handler
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append((number, frame))
+        if len(came) > 1:
+            handlers[number](number, frame)
+
+    try:
+        for each in handlers:
+            signal.signal(each, note)
+        yield
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        for each, frame in came[:1]:
+            handlers[each](each, frame)
 
 
 def pickled(value: Any) -> bytes:

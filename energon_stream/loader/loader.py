@@ -13,6 +13,7 @@ import torch
 
 from energon_stream.drawing import Drawing
 from energon_stream.errors import ConfigError, TooManyBadSamplesError, WeightsError, WorkerError
+from energon_stream.fork import interrupts_deferred
 from energon_stream.index.bad_samples import BadList, BadSample
 from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, OnWorkerHang
 from energon_stream.loader.mixture_control import MixtureReport, changed, mixture_of
@@ -130,7 +131,7 @@ class BasicDataLoader(ObservedLoader[T]):
         meter = self._meter
         if self._session is None:
             meter.ask()
-            self._session = self._open()
+            self._begin_session()
             self._publish()
             try:
                 self._prepare()
@@ -221,6 +222,10 @@ class BasicDataLoader(ObservedLoader[T]):
             raise WorkerError("the loader was closed", hint=hint)
         return self._session
 
+    def _begin_session(self) -> None:
+        with interrupts_deferred():  # or workers would stay of which nobody knows
+            self._session = self._open()
+
     def _open(self) -> InProcess | Workers:
         """Start workers, or this process's readers, at the present position."""
         options = replace(self._options, is_traced=self._trace is not None and self._trace.is_running)
@@ -266,7 +271,7 @@ class BasicDataLoader(ObservedLoader[T]):
             self._position = self._position._replace(changes=changes)
             if self._session is not None:
                 self._end_session()
-                self._session = self._open()
+                self._begin_session()
         finally:
             self._stepping.release()
 
@@ -333,14 +338,15 @@ class BasicDataLoader(ObservedLoader[T]):
         self._end_session()
 
     def _end_session(self) -> None:
-        with self._lock:
-            session, self._session = self._session, None
+        with interrupts_deferred():
+            with self._lock:
+                session, self._session = self._session, None
+                if session is not None:
+                    self._count(session)
             if session is not None:
-                self._count(session)
-        if session is not None:
-            if self._trace is not None:
-                self._trace.closing(session)
-            session.close()
+                if self._trace is not None:
+                    self._trace.closing(session)
+                session.close()
 
     def config(self) -> dict[str, Any]:
         """Return the pipeline and the topology as plain values."""

@@ -15,7 +15,7 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import WorkerError
-from energon_stream.fork import forking, signals_held
+from energon_stream.fork import forking, interrupts_deferred, signals_held
 from energon_stream.loader.channel import Receiver, Wire
 from energon_stream.loader.observe.monitor import Monitor
 from energon_stream.loader.observe.stats import ProcessReport
@@ -233,7 +233,8 @@ class LoaderWorker:
         self._restarts_in_a_row += 1
         # Chosen anew: the program may have initialized CUDA since the last start.
         values = (self._dataset, self._position, self._options)
-        self._start(choose_start_method(self._options.start_method, values))
+        with interrupts_deferred():
+            self._start(choose_start_method(self._options.start_method, values))
 
     def start_trace(self) -> None:
         """Have the process, and any that replaces it, record events."""

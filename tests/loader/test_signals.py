@@ -202,6 +202,34 @@ def test_a_worker_cannot_start_without_processes(monkeypatch):
         next(iter(loader))
 
 
+@pytest.mark.parametrize("fork", [1, 3])
+def test_an_interrupt_while_workers_start_leaves_nothing(fork):
+    program = f"""
+import os, signal
+from energon_stream.loader import get_loader
+from energon_stream.testing.operator_suite import NumbersDataset
+from energon_stream.worker import WorkerConfig
+forks = []
+def forked():
+    forks.append(1)
+    if len(forks) == {fork}:
+        os.kill(os.getpid(), signal.SIGINT)
+loader = get_loader(NumbersDataset(1000, WorkerConfig(0, 1, 4)), start_method="fork")
+before = os.listdir("/proc/self/fd")
+os.register_at_fork(after_in_parent=forked)
+try:
+    next(iter(loader))
+except KeyboardInterrupt:
+    loader.close()
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        print(len(forks), os.listdir("/proc/self/fd") == before)
+"""
+    done = children.run("-c", program)
+    assert (done.stdout, done.stderr) == ("4 True\n", "")
+
+
 class NoThreads(Wrapper):
     kind = "NoThreads"
 
