@@ -25,6 +25,7 @@ else:
 AudioUnit: TypeAlias = Literal["samples", "seconds"]
 
 _PREROLL = 1.0  # seconds decoded before a clip: lossy codecs carry sound over from packets before
+_PLAIN_PREROLL = 0.25  # without a codec: two frames, to know the place of one
 _EVERYTHING = (-math.inf, math.inf)
 
 
@@ -54,8 +55,12 @@ class AudioStream(MediaStream):
         if not self.rate or not stream.time_base:
             raise DecodeError("the audio has no sample rate")
         self._tick = float(stream.time_base) * self.rate  # of the stream's clock, in samples
+        self.error = float(stream.time_base) if self._tick > 1 else 0.0  # of places after a seek, in seconds
         self._delay: int = stream.codec_context.delay  # samples before the start; the decoder changes it
-        self._seeks = container.format.name != "wav" or stream.codec_context.name.startswith("pcm_")
+        is_plain = stream.codec_context.name.startswith("pcm_")
+        self._preroll = _PLAIN_PREROLL if is_plain else _PREROLL
+        # The demuxer of wav goes by a rate of bytes that is rounded.
+        self._seeks = is_plain or container.format.name != "wav"
         self._is_at_begin = False
 
     def clip(self, clip_range: Range, unit: AudioUnit, *, from_begin: bool = False) -> AudioClip | None:
@@ -95,9 +100,7 @@ class AudioStream(MediaStream):
 
     def end(self) -> float:
         """Return the time in seconds at which the audio ends, by reading the last packets."""
-        end = 0
-        for packet in self._packets.from_time(LAST):
-            end = max(end, _end(packet))
+        end = max(map(_end, self._packets.from_time(LAST)), default=0)
         return float(end * self._stream.time_base)
 
     def _seconds(self, clip_range: Range, unit: AudioUnit) -> Range:
@@ -111,7 +114,8 @@ class AudioStream(MediaStream):
 
     def _ticks(self, begin: float, end: float) -> tuple[int, int]:
         base = self._stream.time_base
-        return ticks(begin - _PREROLL, base), ticks(end, base)
+        # A coarse clock may say that a packet begins after the end, and it begins just before.
+        return ticks(begin - self._preroll, base), ticks(end, base) + (self._tick > 1)
 
     def _pieces(self, begin: float, end: float, from_begin: bool = False) -> Iterator[_AudioFrame]:
         frames = decoded(self._stream, self._read(*self._ticks(begin, end), from_begin))
@@ -120,9 +124,7 @@ class AudioStream(MediaStream):
         for frame in itertools.chain(head, frames):
             samples = _samples(frame)
             if frame.sample_rate != self.rate:
-                raise DecodeError(
-                    f"the audio changes from {self.rate:,} to {frame.sample_rate:,} samples a second"
-                )
+                raise DecodeError(f"the audio changes from {self.rate:,} to {frame.sample_rate:,} samples/s")
             exact = number if frame.pts is None else frame.pts * self._tick
             if abs(exact - number) > max(self._tick, 1):
                 number = round(exact)  # there is a gap
@@ -162,13 +164,14 @@ class AudioStream(MediaStream):
     def _first_number(self, head: Sequence[Any]) -> int:
         """Return the number of the first sample, by the last frame of some."""
         *before, frame = head
-        if frame.pts is None:
+        if frame.pts is None and self._is_at_begin:
             return 0
+        if frame.pts is None:
+            raise NeedsBegin
         exact = float(frame.pts * self._tick)
         number = round(exact)
-        if (
-            self._tick > 1 and frame.samples and not self._is_at_begin
-        ):  # the clock is coarse, but most codecs' frames are equal
+        # Where the clock is coarse, frames are counted: those of most codecs are equal.
+        if self._tick > 1 and frame.samples and not self._is_at_begin:
             start = round(self._packets.start * self._tick) - self._delay
             counted = start + round((exact - start) / frame.samples) * frame.samples
             number = counted if abs(exact - counted) <= self._tick else number

@@ -91,9 +91,10 @@ class AVDecoder:
     * **A video range** includes its end: ``(1.0, 2.0)`` has all frames that are displayed at some time from
       1.0 to 2.0 seconds, ``(3, 7)`` in frames has five frames.
     * **An audio range** does not: ``(1.0, 2.0)`` has one second of samples.
-    * A clip after the end of the file is left out of the result. One that reaches over the end is shorter,
-      and a video clip before the first frame has the first frame.
-    * Times are as in the file. In mkv and webm, frame ``n`` is the one that is displayed at ``n / fps``.
+    * A clip after the end of the file is left out of the result, and an audio clip before its begin. One that
+      reaches over an end is shorter, and a video clip before the first frame has the first frame.
+    * Times are as in the file. In files without an index of all frames, such as mkv and webm, frame ``n`` is
+      the one that is displayed ``n / fps`` after the begin.
 
     Args:
         stream: The file: an open binary file that can be moved in. A file of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, DecodeError
@@ -63,18 +64,22 @@ def get_clips_uniform(
         with open_container(av_decoder.stream) as container:
             audio = AudioStream(container, only_stream(container, "audio"))
             begin, rate = max(begin, audio.begin()), audio.rate
-        end = min(end, _end_of_audio(av_decoder, rate))
+        end = min(end, _end_of_audio(av_decoder, rate) - audio.error)
     if clip_duration_seconds:
         # The last clip begins before the end of the file, not at it.
         ranges = uniform_ranges(end - begin, clip_duration_seconds, num_clips, frame / 2)
     else:
         ranges = nearest_frames(end - begin, frame, num_clips)
     ranges = [(begin + first, begin + last) for first, last in ranges]
-    samples = round(clip_duration_seconds * rate)  # in each clip: rounding begin and end might add one
-    firsts = [round(first * rate) for first, _ in ranges]
+    sounds: list[Range] | None = None
+    if request_audio:  # in samples, because rounding begin and end of a clip may add one
+        samples = round(clip_duration_seconds * rate)
+        last = max(math.floor(end * rate + 1e-3) - samples, round(begin * rate))
+        firsts = [min(round(first * rate), last) for first, _ in ranges]
+        sounds = [(first, first + samples) for first in firsts]
     return av_decoder.get_clips(
         video_clip_ranges=ranges if request_video else None,
-        audio_clip_ranges=[(first, first + samples) for first in firsts] if request_audio else None,
+        audio_clip_ranges=sounds,
         audio_unit="samples",
         video_out_frame_size=video_out_frame_size,
     )
