@@ -1,8 +1,8 @@
 """A Ray cluster of two nodes on this machine, one of which is killed midway: the output is that of processes.
 
-``python tests/engine/ray_nodes.py --shards 200`` joins two datasets, prepares one, converts a table, and
-checks a damaged dataset, by local processes and by Ray, and compares all bytes. Ray must be installed:
-``make ray``.
+``python tests/engine/ray_nodes.py --shards 200`` joins two datasets, prepares one, converts a table, writes
+one anew, and checks a damaged dataset, by local processes and by Ray, and compares all bytes. Ray must be
+installed: ``make ray``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from energon_stream import LocalEngine, RayEngine, convert_dataset, lint_dataset, merge_datasets
+from energon_stream import (
+    LocalEngine,
+    RayEngine,
+    convert_dataset,
+    lint_dataset,
+    merge_datasets,
+    repair_dataset,
+)
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
 
@@ -103,7 +110,12 @@ def convert(folder, out, engine, on_done):
     convert_dataset(folder / "table.jsonl", folder / out, max_size=1, engine=engine, progress=on_done)
 
 
-JOBS = {"merge": merge, "prepare": prepare, "convert": convert}
+def repair(folder, out, engine, on_done):
+    """Write one anew."""
+    repair_dataset(folder / "a", folder / out, engine=engine, progress=on_done)
+
+
+JOBS = {"merge": merge, "prepare": prepare, "convert": convert, "repair": repair}
 
 
 def compare(cluster, folder, name):

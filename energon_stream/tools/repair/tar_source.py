@@ -34,7 +34,7 @@ from energon_stream.write.sources.source import KEY, Row, Section, Source, uncha
 if TYPE_CHECKING:
     from energon_stream.storage import Store
 
-_PEEKED, _PEEKED_SAMPLES = 4, 1000  # tars, and samples of each, that decide whether keys have dots
+_PEEKED, _PEEKED_SAMPLES = 4, 200  # tars, and samples of each, that decide whether keys have dots
 _FRAMES = {"tif": "TIFF", "tiff": "TIFF", "gif": "PNG", "webp": "PNG", "png": "PNG", "apng": "PNG"}
 
 
@@ -70,8 +70,9 @@ class TarSource(Source):
         if self.names:
             entries = [ListEntry(name, store.head(name)) for name in self.names]
         else:
-            entries = [entry for entry in store.list() if names_tars(entry.path.lower())]
-            entries = [entry for entry in entries if not entry.path.startswith((META_FOLDER, STAGING))]
+            own = (f"{META_FOLDER}/", f"{STAGING}/")
+            found = (entry for entry in store.list() if not entry.path.startswith(own))
+            entries = [entry for entry in found if names_tars(entry.path.lower())]
         if not entries:
             raise ObjectNotFoundError("the folder has no tars", where=store.url, hint="check the path")
         entries.sort(key=lambda entry: entry.path)
