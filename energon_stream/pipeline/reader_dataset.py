@@ -22,6 +22,7 @@ from energon_stream.index.bad_samples import BadSample, dataset_name
 from energon_stream.index.dataset import WebDatasetIndex, identity
 from energon_stream.index.entries import OffsetCache
 from energon_stream.index.join_index import JoinIndex
+from energon_stream.pipeline.blend_shares import tell_shares
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.leaf import draw_plan, key_of
@@ -180,6 +181,7 @@ class ReaderDataset(SavableDataset[Any]):
         self.options: ReadOptions = options or ReadOptions()
         self.failure_tolerance = failure_tolerance
         self._resources: PerProcess[_Resources] = PerProcess(drop_inherited=True)
+        tell_shares(plan, self.leaves, worker_config.num_streams)
 
     def resources(self) -> _Resources:
         """Return the stores and the fetcher of this process; made at first use, never carried over a fork."""

@@ -22,6 +22,7 @@ from energon_stream.schedule.plan import (
     build_schedule,
     describe_plan,
     leaves,
+    reached_shares,
     stream_shares,
 )
 from energon_stream.schedule.planned import JobPacks, PackedSchedule, PackPiece, PackSpec
@@ -70,6 +71,7 @@ __all__ = [
     "samples_by_leaf",
     "shown",
     "skip",
+    "reached_shares",
     "stream_shares",
     "unpack_columns",
 ]

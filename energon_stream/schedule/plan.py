@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_stream.rng import derive_key
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
@@ -129,11 +130,44 @@ def stream_shares(plan: Plan, num_streams: int, stream: int) -> Iterator[tuple[L
 
     The remainders of the leaves' splits rotate over the streams, by the samples in the leaves before.
     """
+    for leaf, bounds in _all_bounds(plan, num_streams):
+        yield leaf, leaf.start + bounds[stream], leaf.start + bounds[stream + 1]
+
+
+def _all_bounds(plan: Plan, num_streams: int) -> Iterator[tuple[LeafPlan, tuple[int, ...]]]:
+    """Yield each leaf with the bounds of all streams' shares."""
     passed = 0
     for leaf in leaves(plan):
-        bounds = stream_bounds(leaf.num_samples, num_streams, passed % num_streams)
+        yield leaf, stream_bounds(leaf.num_samples, num_streams, passed % num_streams)
         passed += leaf.num_samples
-        yield leaf, leaf.start + bounds[stream], leaf.start + bounds[stream + 1]
+
+
+def reached_shares(plan: Plan, num_streams: int) -> Iterator[tuple[BlendPlan, list[float]]]:
+    """Yield each endless blend in which some stream lacks a source, with the shares that its sources reach.
+
+    A stream draws from the sources that it has samples of. One with fewer samples than there are streams is
+    missing in some of them, so that its share of the job's draws is below its weight.
+    """
+    if all(leaf.num_samples >= num_streams for leaf in leaves(plan)):
+        return
+    bounds = np.array([bounds for _, bounds in _all_bounds(plan, num_streams)])
+    present = iter(np.diff(bounds, axis=1) > 0)
+    found: list[tuple[BlendPlan, list[float]]] = []
+
+    def visit(node: Plan) -> npt.NDArray[np.bool_]:
+        if isinstance(node, LeafPlan):
+            return next(present)
+        if isinstance(node, RepeatPlan):
+            return visit(node.child)
+        has = np.array([visit(child) for child in node.children])
+        if isinstance(node, BlendPlan) and node.is_live and not has.all():
+            drawn = np.array(node.weights)[:, None] * has
+            total = drawn.sum(axis=0)
+            found.append((node, (drawn / np.where(total > 0, total, 1)).mean(axis=1).tolist()))
+        return np.asarray(has.any(axis=0))
+
+    visit(plan)
+    yield from found
 
 
 def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Schedule:
