@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 from typing import Any
 
 import numpy as np
 
-_library = ctypes.CDLL(None, use_errno=True)
-_library.mmap.restype = ctypes.c_void_p
-_library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+@functools.cache
+def _library() -> Any:
+    """Return libc; None where none is found."""
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+        library.mmap.restype = ctypes.c_void_p
+        library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    except (OSError, TypeError, AttributeError):
+        return None
+    return library
+
+
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -21,7 +32,7 @@ class _Map:
 
     def __init__(self, address: int, size: int) -> None:
         self.__array_interface__ = {"data": (address, True), "shape": (size,), "typestr": "|u1", "version": 3}
-        self._place, self._unmap = (address, size), _library.munmap
+        self._place, self._unmap = (address, size), _library().munmap
 
     def __del__(self) -> None:
         self._unmap(*self._place)
@@ -31,7 +42,10 @@ def map_file(descriptor: int, size: int) -> memoryview:
     """Return a read-only view of a file's first bytes; the file may be closed. Raises OSError."""
     if not size:  # nothing can be mapped
         return memoryview(b"")
-    address = _library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    library = _library()
+    if library is None:
+        return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+    address = library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     array: Any = np.asarray(_Map(address, size))

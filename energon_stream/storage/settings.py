@@ -14,9 +14,11 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 from energon_stream.errors import ConfigError
+from energon_stream.imports import LazyModule
+
+_request: Any = LazyModule("urllib.request")  # with http.client and ssl
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
@@ -92,12 +94,12 @@ def find_proxy(url: str) -> Proxy | None:
 
     ``NO_PROXY`` may have hosts, with or without a port, ends of hosts, networks (10.0.0.0/8), and ``*``.
     """
-    parts, named = urlsplit(url), getproxies_environment()
+    parts, named = urlsplit(url), _request.getproxies_environment()
     proxy, host = named.get(parts.scheme) or named.get("all"), parts.hostname or ""
     if not proxy or not host or proxy.startswith("socks"):
         return None
     excluded = {item.strip() for item in named.get("no", "").split(",")}
-    is_used = "*" not in excluded and not proxy_bypass_environment(parts.netloc.rpartition("@")[2], named)
+    is_used = "*" not in excluded and not _request.proxy_bypass_environment(parts.netloc.rpartition("@")[2], named)
     for item in excluded if is_used else ():
         with suppress(ValueError):  # one of the two is a name
             is_used &= "/" not in item or ip_address(host) not in ip_network(item, strict=False)
