@@ -99,7 +99,9 @@ def find_proxy(url: str) -> Proxy | None:
     if not proxy or not host or proxy.startswith("socks"):
         return None
     excluded = {item.strip() for item in named.get("no", "").split(",")}
-    is_used = "*" not in excluded and not _request.proxy_bypass_environment(parts.netloc.rpartition("@")[2], named)
+    is_used = "*" not in excluded and not _request.proxy_bypass_environment(
+        parts.netloc.rpartition("@")[2], named
+    )
     for item in excluded if is_used else ():
         with suppress(ValueError):  # one of the two is a name
             is_used &= "/" not in item or ip_address(host) not in ip_network(item, strict=False)
