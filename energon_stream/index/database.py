@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _CACHE_KIB = 256  # of pages that a connection keeps; others are read again from the lines of the process
 
+_MOST_FILES = 64  # that a process keeps open, of all local datasets
+_of_files: weakref.WeakSet[IndexConnection] = weakref.WeakSet()
+
 
 class IndexDatabase:
     """The index of one folder in one process. Use :func:`index_database`."""
@@ -86,10 +89,16 @@ class IndexDatabase:
         except IndexError:
             connection = self._connect()
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            if self.store.is_local:
+                _of_files.add(connection)
         try:
             return action(connection)
         finally:
-            idle.append(connection)
+            if connection in _of_files and len(_of_files) > _MOST_FILES:
+                _of_files.discard(connection)
+                connection.close()
+            else:
+                idle.append(connection)
 
 
 @dataclass(slots=True)

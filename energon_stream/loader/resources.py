@@ -23,6 +23,20 @@ def limit_error(error: BaseException, what: str) -> WorkerError | None:
     return WorkerError(f"{what}: {error}", hint=remedy(error))
 
 
+_MOST_FILES = 65_536
+
+
+def allow_many_files() -> None:
+    """Raise this process's, a worker's, soft limit of open files to the hard one, as any program may."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        if soft != resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT = 64 << 20
 _LARGEST = 32 << 20  # glibc's own bound

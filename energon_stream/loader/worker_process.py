@@ -16,7 +16,7 @@ from energon_stream.fork import begin_child, pickled_error
 from energon_stream.loader.channel import ParentGoneError, Sender, Wire, close_inherited_ends
 from energon_stream.loader.observe.meter import Reporter
 from energon_stream.loader.observe.monitor import answer_monitor
-from energon_stream.loader.resources import keep_freed_memory, limit_error
+from energon_stream.loader.resources import allow_many_files, keep_freed_memory, limit_error
 from energon_stream.media import use_pool
 from energon_stream.samples.batch_memory import use_batch_memory
 from energon_stream.tracing import start_recording
@@ -79,6 +79,7 @@ def run_worker(
     _leave_signals_to_main()
     torch.set_num_threads(1)
     keep_freed_memory()
+    allow_many_files()
     sender = Sender(wire)
     use_batch_memory(sender)
     runner: StreamRunner | None = None

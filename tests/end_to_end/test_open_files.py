@@ -7,11 +7,13 @@ import shutil
 import children
 import pytest
 
-from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_stream import MapDataset, WorkerConfig, get_loader, get_savable_loader, get_train_dataset
+from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.errors import StorageError
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import LocalStore
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
+from energon_stream.testing.operator_suite import NumbersDataset
 
 
 def open_files(pid="self"):
@@ -59,6 +61,35 @@ def test_more_shards_than_open_files(tmp_path):
     most, seen = children.call(read, str(tmp_path / "data"), 64, 0, 30, timeout=120)
     assert most < 50
     assert seen == 240
+
+
+def limit_of_a_worker():
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    numbers = NumbersDataset(1, WorkerConfig(0, 1, 1))
+    with get_loader(MapDataset(numbers, lambda _: resource.getrlimit(resource.RLIMIT_NOFILE))) as loader:
+        return next(iter(loader)), resource.getrlimit(resource.RLIMIT_NOFILE), hard
+
+
+def test_workers_have_as_many_files_as_the_system_allows():
+    of_worker, of_main, hard = children.call(limit_of_a_worker)
+    assert of_worker == (min(hard, 65_536), hard)
+    assert of_main == (100, hard)  # the program's own
+
+
+def look_up(folder, limit):
+    """Read one file of each of many datasets by its name, twice; return the most open files."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    stores = [WebdatasetFileStore(str(path)) for path in sorted(folder.iterdir()) if path.is_dir()]
+    for _ in range(2):
+        assert {bytes(store["00000001.txt"][0]) for store in stores} == {b"1"}
+    return len(stores), open_files()
+
+
+def test_more_indices_than_open_files(tmp_path):
+    write_blend(tmp_path, 150)
+    datasets, most = children.call(look_up, tmp_path, 120, timeout=120)
+    assert (datasets, most < 110) == (150, True)
 
 
 @pytest.mark.slow
