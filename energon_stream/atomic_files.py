@@ -6,10 +6,9 @@ import contextlib
 import os
 import time
 import uuid
-import zlib
 from collections.abc import Iterator
 
-from energon_stream.living import start_of, this_machine
+from energon_stream.living import has_ended, process_mark
 
 TEMPORARY_SUFFIX = ".energon-tmp"
 """End of the names of files that are still written. A process that was killed leaves them."""
@@ -33,8 +32,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """
     folder = os.path.dirname(os.fspath(path))
     os.makedirs(folder or ".", exist_ok=True)
-    process = f"{_machine_hash()}-{os.getpid()}-{start_of(os.getpid())}"
-    temporary = os.path.join(folder, f".{uuid.uuid4().hex}-{process}{TEMPORARY_SUFFIX}")
+    temporary = os.path.join(folder, f".{uuid.uuid4().hex}-{process_mark()}{TEMPORARY_SUFFIX}")
     try:
         yield temporary
         os.replace(temporary, path)
@@ -52,18 +50,11 @@ def remove_temporaries(folder: str) -> None:
         for name in names:
             if not (name.startswith(".") and name.endswith(TEMPORARY_SUFFIX)):
                 continue
-            path, of = os.path.join(root, name), name.removesuffix(TEMPORARY_SUFFIX).split("-")
+            path = os.path.join(root, name)
             with contextlib.suppress(OSError):
-                is_here = len(of) == 4 and of[1] == _machine_hash() and of[2].isdecimal()
-                ended = (
-                    start_of(int(of[2])) != of[3] if is_here else time.time() - os.stat(path).st_mtime > _DAY
-                )
-                if ended:
+                ended = has_ended(name.removesuffix(TEMPORARY_SUFFIX))
+                if time.time() - os.stat(path).st_mtime > _DAY if ended is None else ended:
                     os.unlink(path)
-
-
-def _machine_hash() -> str:
-    return f"{zlib.crc32(this_machine().encode()):08x}"
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes, mode: int = 0o666) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import platform
+import zlib
 
 
 @functools.cache
@@ -32,3 +33,21 @@ def start_of(pid: int) -> str | None:
     except PermissionError:
         pass
     return "runs"
+
+
+def process_mark() -> str:
+    """Return what a name can have to tell whose it is: of this machine, and this process."""
+    return f"{_machine_mark()}-{os.getpid()}-{start_of(os.getpid())}"
+
+
+def has_ended(name: str) -> bool | None:
+    """Return True if the process has ended whose mark a name ends with; None if that cannot be known."""
+    machine, pid, start = ("", "", "", *name.split("-"))[-3:]
+    if not machine.endswith(_machine_mark()) or not pid.isdecimal():
+        return None
+    return start_of(int(pid)) != start
+
+
+@functools.cache
+def _machine_mark() -> str:
+    return f"{zlib.crc32(this_machine().encode()):08x}"

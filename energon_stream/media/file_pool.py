@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from energon_stream.errors import ConfigError, EnergonStreamError, StorageError
 from energon_stream.fork import PerProcess, pickled
+from energon_stream.living import process_mark
 from energon_stream.media.file_store import FileStore, add_source
 from energon_stream.media.pool import CachePool, DataLazy, DirectLazy, Lazy
 from energon_stream.storage import Fetcher
-from energon_stream.temporary_folders import lock_folder, remove_abandoned
+from energon_stream.temporary_folders import remove_abandoned
 from energon_stream.urls import absolute_path
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class FileStoreCachePool(CachePool):
             raise ConfigError(f"method is {method!r}", hint="use 'raw' or 'pickle'")
         parent = tempfile.gettempdir() if parent_cache_dir is None else os.fspath(parent_cache_dir)
         for old in glob.glob(os.path.join(glob.escape(absolute_path(parent)), "cache_*")):
-            if remove_abandoned(old, ""):
+            if remove_abandoned(old):
                 with suppress(OSError):  # other processes have files there
                     os.rmdir(old)
         self._root = os.path.join(absolute_path(parent), f"cache_{secrets.token_hex(8)}")
@@ -188,8 +189,7 @@ class _PoolFolder:
         self.method = method
         with _named_errors(root):
             os.makedirs(root, mode=0o700, exist_ok=True)
-            self._folder = folder = tempfile.mkdtemp(prefix=f"{self.pid}_", dir=root)
-            self._lock_file = lock_folder(folder)
+            self._folder = folder = tempfile.mkdtemp(prefix=f"{process_mark()}-", dir=root)
         Finalize(self, shutil.rmtree, (self._folder, True), exitpriority=0)
         self._fetcher = Fetcher(num_workers)
         self._max_bytes, self._max_count = max_bytes, max_count

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.atomic_files import remove_temporaries
 from energon_stream.errors import ConfigError
 from energon_stream.index.index_files import encode_offsets, index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER
@@ -242,6 +243,7 @@ class ShardWriter:
         """Return the folder in which shards are built: on the dataset's own disk, if it is local."""
         if not self._store.is_local:
             return temporary
+        remove_temporaries(local_path(self._store.url))
         folder = os.path.join(local_path(self._store.url), WRITING)
         with named_errors(folder):
             os.makedirs(folder, exist_ok=True)

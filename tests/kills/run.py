@@ -7,9 +7,9 @@
 
 Each run is a forked child. It is killed at a moment drawn from the time that a whole run takes, and started
 again, until one ends by itself. After each kill the training loader reads all samples: they must be exactly
-the old ones or the new ones. In the end all files must be those of a run that nobody killed, byte for byte,
-and for each kill at most one shard may have been begun again. LocalStack's environment is that of
-``python localstack/run.py --install-only``.
+the old ones or the new ones. In the end nothing temporary is left, all files are those of a run that nobody
+killed, byte for byte, and for each kill at most one shard may have been begun again. LocalStack's environment
+is that of ``python localstack/run.py --install-only``.
 """
 
 from __future__ import annotations
@@ -191,6 +191,17 @@ def content(place: Place, name: str) -> dict[str, str]:
     }
 
 
+def leftovers(place: Place, name: str) -> list[Path]:
+    """Temporary files and folders on the local disk that nobody removes any more."""
+    folders = [Path(place.at(name)), Path(place.tmp)]
+    return [
+        path
+        for folder in folders
+        for pattern in ("*.energon-tmp", "energon-*")
+        for path in folder.rglob(pattern)
+    ]
+
+
 def is_publishing(place: Place, name: str) -> bool:
     """Whether the next run has something to complete."""
     return call(place, _is_publishing, place, name)
@@ -281,6 +292,7 @@ def run_case(name: str, place: Place, kills: int, dice: random.Random) -> Result
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             where = f"{name}, chain {result.chains}, after kill {killed + 1}"
             if code == 0:
+                result.problems += [f"{where}: {path} is left over" for path in leftovers(place, dataset)]
                 break
             if code != -signal.SIGKILL:
                 result.problems.append(f"{where}: the run ended with status {code}")
