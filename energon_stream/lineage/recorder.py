@@ -231,7 +231,8 @@ class RunRecorder:
                     where=where,
                     hint=hint,
                 )
-        if known.segments and not segment.step and known.datasets[known.segments[0].dataset] != self._data:
+        first = known.datasets[known.segments[0].dataset] if known.segments else None
+        if first is not None and not segment.step and not first.may_be(self._data):
             raise RunMismatchError(
                 "the folder has a run that began with other data or options", where=where, hint=hint
             )

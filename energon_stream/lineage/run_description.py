@@ -83,6 +83,20 @@ class DataDescription:
     per_batch: int = 0  # references of a batch, by which weights change; 0 for ``batch_size``
     packing: Mapping[str, Any] | None = None  # options of planned packs; None if there are none
 
+    def may_be(self, other: DataDescription) -> bool:
+        """Return whether two descriptions are equal, but for content that one of them does not know."""
+        one, two = (
+            replace(
+                each,
+                leaves=tuple(
+                    leaf if there.content and leaf.content else replace(leaf, content=None)
+                    for leaf, there in zip(each.leaves, which.leaves, strict=False)
+                ),
+            )
+            for each, which in ((self, other), (other, self))
+        )
+        return one == two and len(self.leaves) == len(other.leaves)
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:

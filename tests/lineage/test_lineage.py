@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from dataclasses import replace
@@ -294,6 +295,34 @@ def test_another_run_and_a_changed_dataset_are_refused(tmp_path):
     prepare_dataset(str(path), split_ratio=(3, 0, 0), dataset_yaml=CAPTIONING_YAML, force=True)
     with pytest.raises(RunMismatchError, match="as it was"):
         open_run(str(tmp_path / "run")).which(0)
+
+
+def test_another_dataset_of_equal_names_and_counts_is_refused(tmp_path):
+    def write(word):
+        parts = lambda number: {"txt": f"{word} {number:03d}".encode()}  # noqa: E731
+        write_shards(tmp_path / "data", shards=2, samples_per_shard=20, parts=parts)
+        prepare_dataset(str(tmp_path / "data"), split_ratio=(1, 0, 0), dataset_yaml=TEXT_YAML, force=True)
+        return tmp_path / "data"
+
+    run = tmp_path / "run"
+    train(write("this"), run, 1, None, 2)
+    write("this")  # again: the same
+    open_run(str(run)).which(0)
+    described = json.loads((run / "run.json").read_text())
+    write("that")
+    with pytest.raises(RunMismatchError, match="as it was"):
+        open_run(str(run)).which(0)
+    with pytest.raises(RunMismatchError, match="other data or options"):
+        train(tmp_path / "data", run, 1, None, 2)
+    # A run of an earlier version knows names and counts only.
+    del described["digest"]
+    described["version"] = 2
+    for leaf in described["datasets"][0]["leaves"]:
+        del leaf["content"]
+    digest = hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=16).hexdigest()
+    (run / "run.json").write_text(json.dumps({**described, "digest": digest}))
+    open_run(str(run)).which(0)
+    train(tmp_path / "data", run, 1, None, 2)
 
 
 def test_the_commands_print_steps(captions, tmp_path):

@@ -1,5 +1,7 @@
 """The pure core: packs hold what they may, and steps are even."""
 
+import zlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from energon_stream.schedule.pack_planning import (
     pack_lengths,
     pack_loads,
 )
-from energon_stream.schedule.planned import cut_pieces
+from energon_stream.schedule.planned import PACKING, PackSpec, cut_pieces
 
 lengths = st.lists(st.integers(1, 50), min_size=1, max_size=120).map(lambda v: np.array(v, dtype=np.int64))
 
@@ -74,3 +76,19 @@ def test_loads(load):
     assert found == {"linear": [4, 2], "quadratic": [10, 4]}.get(
         load if isinstance(load, str) else "", [3, 2]
     )
+
+
+def test_other_packs_are_another_version_of_the_algorithm():
+    """States count packs. Raise ``PACKING`` with these numbers: then earlier states are refused."""
+    lengths = (np.arange(400) * 7919) % 97 + 1
+    pack = pack_lengths(lengths, 256)
+    loads = pack_loads(lengths, pack, int(pack.max()) + 1, "quadratic")
+    dealt = deal_packs(loads, 16, 4, 5)
+    assert (PACKING, zlib.crc32(repr((pack.tolist(), dealt)).encode())) == (1, 3922064105)
+
+
+def test_the_version_is_a_part_of_states_once_it_is_another(monkeypatch):
+    spec = PackSpec(256, 16, 2, "quadratic", "error")
+    assert "algorithm" not in spec.describe()  # as the states of the first version
+    monkeypatch.setattr("energon_stream.schedule.planned.PACKING", 2)
+    assert spec.describe()["algorithm"] == 2
