@@ -61,7 +61,7 @@ def test_too_many_or_unknown_marks_are_left_out(number):
 
 
 def test_many_marks_are_read_by_a_second_request(s3_server, tmp_path):
-    """Where mixtures are large, four kilobytes of the index are read, which have the marks of most datasets."""
+    """Where mixtures are large, four kilobytes of an index are read, which have most marks."""
     folder = tmp_path / "many"
     write_shards(folder, shards=1100, samples_per_shard=1, parts=lambda _: {"txt": b"text"})
     prepare_dataset(str(folder), split_ratio=(1, 0, 0), dataset_yaml=TEXT_YAML)
