@@ -1,4 +1,4 @@
-"""Tells processes that run from those that have ended, on one machine."""
+"""Whether a process of this machine runs or has ended."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Claims: a process that writes to a folder says so there, so that a second one does not write beside it.
 
-A claim is an object of its own, whose name nobody else has, so no conditional writes are needed: who has put
-one looks for others afterwards. Of two that begin at the same time, the one with the lower name stays. A
-process that is known to live keeps its claim. That of a process which has ended is taken over at once. Of one
-on another machine, nobody knows: it is taken over by a run that resumes, by the same job of the launcher, or
+A claim is an object with a name of its own. So no conditional writes are needed: a process puts its claim,
+and then looks for others. Of two that begin at the same time, the one with the lower name stays. A process
+that is known to live keeps its claim. That of a process which has ended is taken over at once. Of one on
+another machine, nobody knows: it is taken over by a run that resumes, by the same job of the launcher, or
 when it was not renewed for a quarter of an hour. A process finds out before it writes that it lost its claim.
 """
 
@@ -30,7 +30,7 @@ _own: weakref.WeakValueDictionary[str, Claim] = weakref.WeakValueDictionary()
 
 
 class Claim:
-    """What this process writes in ``folder`` of a store, once :meth:`take` has returned."""
+    """A claim of this process to write in ``folder`` of a store, after :meth:`take`."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self._store, self._folder, self._token = store, folder, uuid.uuid4().hex
@@ -39,7 +39,7 @@ class Claim:
         self.is_held: bool = False
 
     def take(self, *, resumes: bool = False) -> dict[str, Any] | None:
-        """Claim the folder; return who has it if that fails. ``resumes``: this goes on from a saved state."""
+        """Claim the folder, and return the process that has it if that fails. ``resumes`` a saved state."""
         if self.is_held:
             return None
         _own[self._token] = self
@@ -73,7 +73,7 @@ class Claim:
 
     @property
     def is_due(self) -> bool:
-        """Whether it should be renewed, so that it does not expire."""
+        """True if the claim should be renewed, before it expires."""
         return self.is_held and time.monotonic() - self._renewed > _RENEWED_EVERY
 
     def release(self) -> None:
