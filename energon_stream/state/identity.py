@@ -202,7 +202,7 @@ class Matching:
 
     def identity(self, at: int, shards: int) -> LeafIdentity:
         """Return the identity of a present leaf, of now, or of when it had fewer shards."""
-        is_now = shards == self.reader.shards[at]
+        is_now = shards == len(self.reader.leaves[at].index.shard_paths)
         return self.now.leaves[at] if is_now else _identify(self.reader, at, shards)
 
     def replaced(self) -> dict[int, int]:
@@ -307,7 +307,7 @@ def _find_grown(matching: Matching, left: dict[int, None]) -> None:
         leaf, shards = saved[number], matching.shards[number]
         likely = [at for at in left if leaf.has_place_of(now[at]) or at == number]
         for at in dict.fromkeys([*likely, *left]) if is_short else likely:
-            if may_grow(reader, at) and shards < reader.shards[at]:
+            if may_grow(reader, at) and shards < len(reader.leaves[at].index.shard_paths):
                 then = matching.identity(at, shards)
                 if then.has_content_of(leaf) or (
                     then.kind != leaf.kind and then.has_names_of(leaf) and at in likely
@@ -321,4 +321,4 @@ def may_grow(reader: ReaderDataset, number: int) -> bool:
     """Return whether shards that are appended to a leaf leave its earlier samples where they were."""
     index = reader.leaves[number].index
     is_weighted = index.selection is not None and index.selection.weights is not None
-    return not is_weighted and len(index.shard_counts) == reader.shards[number]
+    return not is_weighted and len(index.shard_counts) == len(index.shard_paths)
