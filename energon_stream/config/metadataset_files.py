@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.cache.cached_store import read_again
 from energon_stream.config.metadataset import MetadatasetDocument, parse_metadataset
 from energon_stream.config.reach import allowed_urls, check_reach
 from energon_stream.config.references import (
@@ -23,7 +25,7 @@ from energon_stream.errors import ConfigError, LimitError
 from energon_stream.index.info_files import load_document
 from energon_stream.index.yaml_io import read_document
 from energon_stream.limits import Limits
-from energon_stream.storage import StoreLayer, StoreSpec, Transport, shared_fetcher
+from energon_stream.storage import Body, StoreLayer, StoreSpec, Transport, shared_fetcher
 from energon_stream.urls import absolute_path, is_local, join_url, parent_url, plain_or_dataset
 
 if TYPE_CHECKING:
@@ -103,12 +105,17 @@ class MetadatasetFiles:
             for url, store in stores.items()
         }
         for url, body in bodies.items():
-            self._documents[url] = parse_metadataset(
-                load_document(body.result().data, url, self.limits),
-                where=url,
-                spec_of=partial(self._beside, parent_url(url), url),
-                file=self.spec(url),
-            )
+            ask: Callable[[], Body] = partial(read_document, "", stores[url], self.limits)
+            answers: Iterator[Callable[[], Body]] = chain((body.result,), repeat(ask))
+            self._documents[url] = read_again(stores[url], [""], partial(self._parse, url, answers))
+
+    def _parse(self, url: str, answers: Iterator[Callable[[], Body]]) -> MetadatasetDocument:
+        return parse_metadataset(
+            load_document(next(answers)().data, url, self.limits),
+            where=url,
+            spec_of=partial(self._beside, parent_url(url), url),
+            file=self.spec(url),
+        )
 
     def _beside(self, folder: str, file: str | None, path: str) -> StoreSpec:
         url = join_url(folder, path)

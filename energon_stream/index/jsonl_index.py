@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.cache.cached_store import read_again
 from energon_stream.errors import (
     EmptyDatasetError,
     IndexMismatchError,
@@ -25,7 +26,7 @@ from energon_stream.errors import (
 )
 from energon_stream.index.dataset import DatasetIndex, digest_hex
 from energon_stream.index.index_files import ENTRY_BYTES, RowFile, encode_offsets
-from energon_stream.storage import StoreSpec, shared_fetcher
+from energon_stream.storage import Store, StoreSpec, shared_fetcher
 from energon_stream.storage.in_order import PIECE_BYTES, stream_object
 from energon_stream.urls import split_query
 
@@ -62,8 +63,12 @@ def open_jsonl(spec: StoreSpec) -> JsonlIndex:
     Raises NotPreparedError if the file has no index, IndexMismatchError if the index is of another version of
     the file, and EmptyDatasetError if the file has no records.
     """
-    hint = f"run `energon-stream prepare {spec.url}`"
-    store, index_store, fetcher = spec.open(), _index_spec(spec).open(), shared_fetcher()
+    store, index_store = spec.open(), _index_spec(spec).open()
+    return read_again(index_store, [""], lambda: _open(spec, store, index_store))
+
+
+def _open(spec: StoreSpec, store: Store, index_store: Store) -> JsonlIndex:
+    hint, fetcher = f"run `energon-stream prepare {spec.url}`", shared_fetcher()
     content = fetcher.ask(store, lambda store: store.get_suffix("", _END_BYTES), deadline=-1)
     tail = fetcher.ask(index_store, lambda store: store.get_suffix("", ENTRY_BYTES), deadline=-1)
     data, size = b"", 0

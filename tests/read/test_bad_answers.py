@@ -1,11 +1,20 @@
 """Single answers with wrong bytes: zeros, shifted ones, too few. What ``tarfile`` reads is the truth."""
 
+import json
 import tarfile
 
 import pytest
 
-from energon_stream import CacheConfig, DefaultTaskEncoder, ReadOptions, WorkerConfig, get_train_dataset
+from energon_stream import (
+    CacheConfig,
+    DefaultTaskEncoder,
+    ReadOptions,
+    WorkerConfig,
+    get_loader,
+    get_train_dataset,
+)
 from energon_stream.errors import DatasetError
+from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, random_bytes, write_shards
 from energon_stream.testing.s3server import Rule
@@ -58,11 +67,11 @@ class Raw(DefaultTaskEncoder):
 def read(server, url, transport="auto", **changes):
     dataset = get_train_dataset(
         url,
-        worker_config=WorkerConfig(0, 1, 0),
         task_encoder=Raw(),
         storage_options=server.storage_options,
         transport=transport,
         **{
+            "worker_config": WorkerConfig(0, 1, 0),
             "batch_size": 4,
             "shuffle_buffer_size": None,
             "max_samples_per_sequence": 4,
@@ -71,9 +80,10 @@ def read(server, url, transport="auto", **changes):
         },
     )
     found = {}
-    for batch in dataset:
+    for batch in get_loader(dataset):
         for sample in batch:
-            values = {name: bytes(value) for name, value in sample.items() if not name.startswith("__")}
+            values = {name: value for name, value in sample.items() if not name.startswith("__")}
+            values = {name: bytes(value) if name != "json" else value for name, value in values.items()}
             assert found.setdefault(sample["__key__"].rpartition("/")[2], values) is values
     return found
 
@@ -111,6 +121,30 @@ def test_no_wrong_answer_stays_in_the_cache(s3_server, url, truth, tmp_path, cap
     caplog.clear()
     assert read(s3_server, url, cache=cache, **WAYS[way]) == expected
     assert not caplog.text  # such as that whole samples are read, because the index cannot be used
+
+
+@pytest.mark.parametrize("action", WRONG)
+@pytest.mark.parametrize("pattern", ["*/mix.yaml", "*.jsonl", "*.jsonl.idx"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_mixtures_with_lines_of_json(s3_server, url, truth, tmp_path, action, pattern, workers):
+    lines = {str(number): {"json": json.dumps({"n": "x" * number})} for number in range(40)}
+    (tmp_path / "lines.jsonl").write_text("".join(f"{line['json']}\n" for line in lines.values()))
+    prepare_jsonl(str(tmp_path / "lines.jsonl"))
+    (tmp_path / "mix.yaml").write_text(
+        "__module__: megatron.energon\n__class__: MetadatasetV2\nsplits:\n  train:\n    blend_epochized:\n"
+        "      - path: data\n      - path: lines.jsonl\n"
+    )
+    folder = url.removesuffix("/data")
+    for name in ("lines.jsonl", "lines.jsonl.idx", "mix.yaml"):
+        s3_server.put(f"{folder}/{name}", (tmp_path / name).read_bytes())
+    cache = CacheConfig(str(tmp_path / "cache"), "100MB", min_free_bytes=0)
+    s3_server.add_rule(Rule(action, pattern=pattern, method="GET", times=1))
+    for _ in range(2):
+        found = read(s3_server, f"{folder}/mix.yaml", cache=cache, worker_config=WorkerConfig(0, 1, workers))
+        for key, parts in lines.items():
+            assert found.pop(key) == {"json": json.loads(parts["json"])}
+        assert found == truth
+    assert s3_server.counters().faults[action] == 1
 
 
 @pytest.mark.parametrize("action", ["zeros", "shifted"])
