@@ -59,6 +59,7 @@ _BAD_ANSWERS = {
     "Got invalid list response": "the reply is not a bucket listing",
     "Received header containing non-ASCII": "the answer has a header that cannot be read",
 }
+_FEW = 16  # empty objects of a listing, each of which is looked at
 _RENEWABLE = (SessionCredentials, ProvidedCredentials)
 
 _clients: PerProcess[_Client] = PerProcess()
@@ -120,8 +121,6 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             if not is_s3 or "invalid path" not in error.what:
                 raise
             return self._list_keys(prefix)
-        if is_s3 and not all(entry.meta.size for entry in listed):
-            return self._list_keys(prefix)
         if not listed and is_s3:
             # obstore takes a page of HTML for a listing without objects. A server that answers with a page to
             # everything seems to have any object.
@@ -131,10 +130,22 @@ class ObstoreStore(ScheduledStore, RemoteStore):
                 listed = self._call(prefix, entries)
             else:
                 raise self._bad_answer(prefix, "the reply is not a bucket listing")
-        return iter(listed)
+        empty = [entry.path for entry in listed if not entry.meta.size]
+        if len(empty) > _FEW:
+            empty = [path for path in empty if path.endswith(".tar")]
+        markers = {path for path in empty if is_s3 and not self._exists(path)}
+        return (entry for entry in listed if entry.path not in markers)
+
+    def _exists(self, path: str) -> bool:
+        """Return whether there is an object, and not just the marker of a folder, its key with a slash."""
+        try:
+            self.head(path)
+        except ObjectNotFoundError:
+            return False
+        return True
 
     def _list_keys(self, prefix: str) -> Iterator[ListEntry]:
-        """List through s3fs: obstore refuses keys that are no paths, and takes folders' markers for files."""
+        """List through s3fs: obstore refuses keys that are no paths."""
         from energon_stream.storage._s3fs import S3fsStore
 
         return S3fsStore(self.url, self._options).list(prefix)

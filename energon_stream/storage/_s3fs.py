@@ -119,6 +119,8 @@ class S3fsStore(FsspecStore):
                     yield ListEntry(found["Key"][below_root:], meta)
             if not page.get("IsTruncated"):
                 return
+            if page["NextContinuationToken"] == request.get("ContinuationToken"):
+                raise self._bad_answer(prefix, "the listing has no end: a page is followed by itself")
             request["ContinuationToken"] = page["NextContinuationToken"]
 
     def _address(self, path: str) -> dict[str, str]:
