@@ -142,6 +142,8 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             self.head(path)
         except ObjectNotFoundError:
             return False
+        except AccessDeniedError:  # some may only list and read
+            pass
         return True
 
     def _list_keys(self, prefix: str) -> Iterator[ListEntry]:
