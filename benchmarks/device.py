@@ -1,4 +1,4 @@
-"""What copying batches to a GPU costs a step: with ``prefetch_to_device``, and copied in the step.
+"""Measures the cost of copies to a GPU for a step: with ``prefetch_to_device``, and copied in the step.
 
 Needs a CUDA device. Batches of 64 images of 3 x 384 x 384 float32 (113 MB) come from four workers; the step
 is products of matrices for about 110 ms. Prints medians of the steps of interleaved rounds.

@@ -1,4 +1,4 @@
-"""Whether a process of this machine runs or has ended."""
+"""Processes of this machine: which of them still run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do when the operating system refuses something."""
+"""Remedies where the operating system refuses something."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class BadFile:
         return found
 
     def samples(self, dataset: str) -> list[BadSample]:
-        """Return the bad samples of a dataset, and those that may be of any."""
+        """Return the bad samples of a dataset, and all bad samples without a dataset."""
         return self._by_dataset.get(_bare(dataset), []) + self._by_dataset.get("", [])
 
     def warn_unless_used(self, datasets: Iterable[str]) -> None:

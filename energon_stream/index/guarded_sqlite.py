@@ -42,7 +42,7 @@ def damaged_index(where: str, what: str) -> MetadataError:
 
 
 class _Cost:
-    """What the query costs that runs on a connection."""
+    """Work of the query that runs on a connection, and its bound."""
 
     def __init__(self, size: int) -> None:
         self.units, self.most = 0, _UNITS + _UNITS_PER_BYTE * size

@@ -3,7 +3,7 @@
 A mark is a hash in 32 bits of the samples' keys, of the names, places and sizes of their parts, and of the
 first bytes of the tar. It is the same wherever a dataset is copied to, and whenever it is prepared again.
 Marks lie behind the database's pages, and the names and sizes of :mod:`energon_stream.index.sample_sizes`, in
-the order of ``.info.json``. Datasets of other programs, and of more than 16,000 shards, have none.
+the order of ``.info.json``. Datasets of other programs, or of more than 16,000 shards, lack marks.
 """
 
 from __future__ import annotations

@@ -108,8 +108,9 @@ def names_tars(url: str) -> bool:
 
 
 def parse_tar_paths(url: str, limits: Limits | None = None) -> tuple[str, list[str]]:
-    """Return the folder of a path of tars, which ends at the last slash before the first brace, and the paths
-    of the tars below it, in the order in which a shell expands the braces.
+    """Return the folder of a path of tars, and their paths below it, as a shell orders them.
+
+    The folder ends at the last slash before the first brace.
 
     Raises LimitError if the braces expand to too many names, and ConfigError if they are not balanced,
     include the bucket's name, or name a tar twice, or another file, or a compressed tar.

@@ -61,7 +61,7 @@ class Wire:
 
     No two workers share anything, and nothing has a lock. So a worker that is killed at any moment leaves
     whole messages, which the parent can still take, and at most the beginning of one. Slots are for ``depth``
-    messages that are unacknowledged, the next one, and those that the consumer holds. Each has
+    unacknowledged messages, the next one, and three messages that the consumer holds. Each has
     ``slot_bytes`` of addresses, of which untouched pages cost nothing; where the system refuses so many, a
     share of ``shared_bytes``. More than two messages are on their way only if they take no more than that.
     """

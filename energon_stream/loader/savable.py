@@ -148,7 +148,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             state: The state that :meth:`save_state_rank` returned, or its msgpack bytes; None for the start.
             on_change: ``"error"`` requires the dataset to be as it was when the state was saved.
                 ``"continue"`` also accepts appended shards, other weights, and other datasets in a blend:
-                those that are the same go on, the others begin anew. :attr:`restore_report`, which is logged,
+                the same datasets go on, the others begin anew. :attr:`restore_report`, which is logged,
                 tells the consequences. None takes :attr:`on_change`.
 
         Raises:

@@ -46,7 +46,7 @@ Named: TypeAlias = "Mapping[SampleRef, str | None]"
 
 
 class Notes(NamedTuple):
-    """Counts of samples that were read, of those that failed, and of calls that failed; and these calls."""
+    """Counts of samples read, samples that failed and calls that failed; and these calls."""
 
     counts: list[int]
     calls: list[tuple[str, list[BadSample]]]  # the function, and its samples

@@ -170,7 +170,7 @@ class FailureGuard:
 def check_pass(states: Iterable[State | None], ranks: int, kinds: str = "") -> None:
     """Raise FatalSampleError if all samples failed, at the end of a pass: an empty one would not tell of it.
 
-    ``states`` are those of a rank's streams. One of several ranks may well have a few samples that are bad.
+    ``states`` are the states of a rank's streams. One of several ranks may have a few samples, all bad.
     """
     known = [state for state in states if state is not None]
     read, bad = (sum(state.get("counts", (0, 0))[place] for state in known) for place in range(2))

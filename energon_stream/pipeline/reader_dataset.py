@@ -377,7 +377,7 @@ class ReaderDataset(SavableDataset[Any]):
         return max(1, sum(leaf.num_samples for leaf in leaves(self.plan)) // self.worker_config.world_size)
 
     def config(self, shards: Sequence[int] | None = None) -> dict[str, Any]:
-        """Describe the plan and identify the data, of now, or of when the first leaves had these shards."""
+        """Describe the plan and identify the data; as when the first leaves had ``shards``, if given."""
         counted = self.shards if shards is None else shards
         described = zip(self.leaves, counted, strict=False)  # the last leaves may be new
         plan = describe_plan(self.plan_of(in_place(counted)))

@@ -1,4 +1,4 @@
-"""Pickles of values with tensors of any dtype: torch has none of ``uint16``, ``float8_e5m2`` and others."""
+"""Pickles of values with tensors of any dtype: torch cannot pickle ``uint16``, ``float8_e5m2`` and others."""
 
 from __future__ import annotations
 

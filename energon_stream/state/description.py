@@ -99,7 +99,7 @@ class Description:
         return shown + [self.difference(state, name) or f"{_PARTS[name]} differs" for name in rest]
 
     def matched(self, state: Mapping[str, Any]) -> list[Matching] | None:
-        """Find the leaves of a state among those of now; None if it does not say which they were."""
+        """Find the leaves of a state among the present leaves; None if the state does not identify them."""
         if self.identities is None or state.get(IDENTITIES) is None:
             return None
         saved = read_leaves(state.get("leaves"))

@@ -60,7 +60,7 @@ def _hash(value: Any, size: int) -> bytes:
 
 
 class LeafIdentity(NamedTuple):
-    """What a state knows of a leaf."""
+    """Identity of a leaf in a state."""
 
     record: bytes
     samples: int
@@ -166,7 +166,7 @@ def _identify(reader: ReaderDataset, number: int, shards: int) -> LeafIdentity:
 
 @dataclass(slots=True)
 class Matching:
-    """Which leaf of a reader each leaf of a state is now."""
+    """Leaves of a state, each with the leaf of the reader that it is now."""
 
     reader: ReaderDataset
     shards: Sequence[int]  # of each leaf when the state was saved
@@ -201,7 +201,7 @@ class Matching:
         return [self.name(at) for leaf, at in pairs if leaf.options != self.now.leaves[at].options]
 
     def identity(self, at: int, shards: int) -> LeafIdentity:
-        """Return the identity of a present leaf, of now, or of when it had fewer shards."""
+        """Return the identity of the first ``shards`` shards of a present leaf."""
         is_now = shards == len(self.reader.leaves[at].index.shard_paths)
         return self.now.leaves[at] if is_now else _identify(self.reader, at, shards)
 

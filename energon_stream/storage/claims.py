@@ -2,8 +2,8 @@
 
 A claim is an object with a name of its own. So no conditional writes are needed: a process puts its claim,
 and then looks for others. Of two that begin at the same time, the one with the lower name stays. A process
-that is known to live keeps its claim. That of a process which has ended is taken over at once. Of one on
-another machine, nobody knows: it is taken over by a run that resumes, by the same job of the launcher, or
+that is known to live keeps its claim. That of a process which has ended is taken over at once. A claim of
+another machine cannot be checked: it is taken over by a run that resumes, by the same job of the launcher, or
 when it was not renewed for a quarter of an hour. A process finds out before it writes that it lost its claim.
 """
 

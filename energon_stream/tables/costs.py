@@ -86,7 +86,7 @@ def check_values(values: Costs, where: str) -> Costs:
 def write_costs(
     store: Store, name: str, values: Costs, marks: list[ShardMark], made_by: str, library: str
 ) -> None:
-    """Write costs and their record. Whoever reads finds the old costs or the new ones, at any moment.
+    """Write costs and their record. Readers find the old costs or the new ones, at any moment.
 
     The record decides: the numbers that it names are in a file beside it until they are in their place.
     """

@@ -168,8 +168,8 @@ class LinkedParts:
         self._scans: dict[str, tuple[ListEntry, ShardScan]] = {}  # by path
 
     def read(self, path: str, key: str, links: Sequence[str]) -> dict[str, memoryview]:
-        """Return the parts of a sample that have these names. Those that lead to no part are left out, and
-        named in the log.
+        """Return the parts of a sample that have these names. A link that leads to no part is left out,
+        and named in the log.
 
         The first call for a tar reads its headers, because no index says where links lead. Raises the errors
         of :func:`scan_shard`, and those of the store.

@@ -27,7 +27,7 @@ _ATTRIBUTES: dict[type, tuple[str, ...]] = {
 def function_identity(function: Callable[..., Any]) -> str:
     """Return the name of a function, and a hash of what it does: code, defaults, closure, globals, state.
 
-    It is another one in each call if a part of the function cannot be told.
+    Each call returns another identity if a part of the function cannot be told.
 
     Example:
         >>> scaled = lambda factor: lambda sample: factor * len(sample["txt"])

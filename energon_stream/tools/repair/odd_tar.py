@@ -116,7 +116,7 @@ def _open_tarfile(file: object) -> tarfile.TarFile:
 def read_members(file: IO[bytes]) -> OddTar:
     """Find the members of a tar from its begin to its end, over end marks and damage.
 
-    All bytes are read: if a tar was cut off and another one was appended, the payload that was cut seems to
+    All bytes are read: if a tar was cut off and a second tar was appended, the payload that was cut seems to
     have the members that follow.
     """
     size, headers = file.seek(0, io.SEEK_END), _HeaderFile(file)

@@ -365,7 +365,7 @@ def _units(blocks: list[list[_Part]]) -> Iterator[_Copy]:
 
 
 def _unequal(copies: list[_Copy], digest: Callable[[Member], int]) -> list[_Copy]:
-    """Return the copies without those whose bytes are those of one before."""
+    """Return the copies that differ in bytes from all copies before them."""
     if len(copies) < 2:
         return copies
     found: dict[frozenset[tuple[str, int]], _Copy] = {}

@@ -58,7 +58,7 @@ class Examined:
 
 @dataclass(frozen=True)
 class TarSource(Source):
-    """Tars of a folder, or those that a path names."""
+    """Tars of a folder, or the tars that a path names."""
 
     kind: ClassVar[str] = "tars"
     has_columns: ClassVar[bool] = False
