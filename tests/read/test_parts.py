@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sqlite3
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -150,6 +151,7 @@ def folder(tmp_path_factory):
     for name, document in {
         "keep": {**CRUDE_YAML, "part_filter": "keep.py:keep"},
         "typed": TEXT,
+        "undecoded": {**TEXT, "field_map": {"text": "txt"}},
     }.items():
         (folder / ".nv-meta" / f"{name}.yaml").write_bytes(dump_yaml(document))
     bare = shutil.copytree(folder, folder.parent / "bare")
@@ -172,7 +174,11 @@ class Plain(DefaultTaskEncoder):
 
 def plain(sample):
     """Whatever a sample is, as a dict; the place where it was read differs between ways."""
-    found = dict(sample) if isinstance(sample, dict) else dict(vars(sample))
+    found = (
+        dict(sample)
+        if isinstance(sample, dict)
+        else {f.name: getattr(sample, f.name) for f in fields(sample)}
+    )
     found["__sources__"] = [
         (source.index, source.shard_name, source.file_names) for source in found["__sources__"]
     ]
@@ -231,10 +237,16 @@ def test_samples_are_the_same_as_where_all_is_read(folder, server, names, buffer
 
 @pytest.mark.parametrize(
     ("workers", "how"),
-    [(0, {"parts": ["json"]}), (1, {"parts": ["json"]}), (0, {"config": "keep"}), (0, {"config": "typed"})],
+    [
+        (0, {"parts": ["json"]}),
+        (1, {"parts": ["json"]}),
+        (0, {"config": "keep"}),
+        (0, {"config": "undecoded"}),
+    ],
 )
 def test_a_dataset_without_an_index_is_read_whole(folder, server, workers, how):
     expected = read_all(folder, **how)
+    assert sum(map(len, expected)) == SHARDS * PER_SHARD - PER_SHARD - 1
     assert read_all(BARE, server, workers=workers, **how) == expected
     assert read_all(URL, server, workers=workers, **how) == expected
 
