@@ -251,7 +251,7 @@ class PartLocator(Locator):
         return self.whole.object(number)
 
     def split(self, request: Request, data: memoryview) -> Cut:
-        cut = self.whole.split(request, data)
+        cut = self.whole.split(request, data, are_whole=self._skips is False)
         if not self._skips or self.width != 1:
             return cut
 

@@ -115,19 +115,22 @@ class TarLocator(Locator):
     def object(self, shard: int) -> ShardObject:
         return ShardObject(self.store, self.index.shard_paths[shard], self._versions)
 
-    def split(self, request: Request, data: memoryview) -> Cut:
+    def split(self, request: Request, data: memoryview, *, are_whole: bool = True) -> Cut:
+        """Return what cuts a sample. ``are_whole``: whether each range has all parts of a sample."""
         path, begin = self.index.shard_paths[request.object], request.start
         excluded = self.index.excluded.get(path, _NONE)
         starts, stops = request.starts - begin, request.stops - begin
         found = split_samples(data, starts, stops)
-        if found is not None and not self._goes_on(request, data, len(starts) - 1, found.keys[-1]):
+        if found is not None and not (
+            are_whole and self._goes_on(request, data, len(starts) - 1, found.keys[-1])
+        ):
             return _cut_alike(self.leaf, path, data, found, excluded)
 
         def cut(sample: int, number: int) -> RawSample | None:
             first, last = int(starts[number]), int(stops[number])
             try:
                 key, names, firsts, lasts, links = sample_parts(data, first, last)
-                if self._goes_on(request, data, number, key):
+                if are_whole and self._goes_on(request, data, number, key):
                     raise CorruptTarError(f"it ends the sample {key!r} before its last part")
             except CorruptTarError as error:
                 raise self._mismatch(error, path, begin + first) from error
