@@ -12,6 +12,7 @@ from energon_stream.media.file_ranges import Allowance, FileRanges, HeldRange, H
 from energon_stream.media.openings import Opening, forget_opening, keep_opening, kept_opening
 from energon_stream.media.seekable import SeekableFile
 from energon_stream.storage import ByteRange, Store, StoreSpec, shared_fetcher
+from energon_stream.urls import is_local
 
 _HEAD_BYTES = 64 << 10
 _LARGEST_STEP = 4 << 20  # bytes of one request where a file is read from begin to end
@@ -21,8 +22,11 @@ _STORES: PerProcess[Store] = PerProcess()
 
 
 def open_once(spec: StoreSpec) -> Store:
-    """Return the store of a specification, opened at the first call in this process."""
-    return _STORES.map(spec, spec.open)
+    """Return the store of a specification, opened at the first call in this process.
+
+    A local one is opened anew: its path may be relative, and the working directory may change.
+    """
+    return spec.open() if is_local(spec.url) else _STORES.map(spec, spec.open)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class ChangeReport:
         >>> from energon_stream.state import ChangeReport
         >>> print(ChangeReport(leaves=(), weights=True))
         the dataset changed since the state was saved:
-          new weights hold from the next draw on; every dataset goes on where it was
+          new weights hold from the next draw on; every dataset that is the same goes on where it was
     """
 
     leaves: tuple[LeafChange, ...]  # leaves that changed, in their order

@@ -638,3 +638,15 @@ def test_large_members_are_not_read_into_memory(tmp_path):
     repair_dataset(tmp_path / "large.tar", tmp_path / "new", engine=INLINE)
     with tarfile.open(tmp_path / "new" / "data-000000.tar") as tar:
         assert [member.size for member in tar] == [300 << 20]
+
+
+def test_a_relative_path_is_of_the_present_folder(tmp_path, monkeypatch):
+    for name, samples in (("one", 2), ("other", 3)):
+        folder = tmp_path / name / "tars"
+        folder.mkdir(parents=True)
+        with tarfile.open(folder / "a.tar", "w") as tar:
+            for number in range(samples):
+                tar.addfile(tarfile.TarInfo(f"{number}.txt"))
+        monkeypatch.chdir(tmp_path / name)
+        report = repair_dataset("tars", "sound", dry_run=True, engine=LocalEngine(0))
+        assert [tar.samples for tar in report.tars] == [samples]
