@@ -121,5 +121,9 @@ class RowFile:
             ) from error
         rows = np.frombuffer(body.data, dtype="<i8").astype(np.int64).reshape(-1, self.width)
         if self.ascends and (rows[0] < 0 or (np.diff(rows, axis=0) <= 0).any()):
-            raise _mismatch(f"rows {first} to {last} of the index do not ascend", self.spec.url)
+            raise IndexMismatchError(
+                f"rows {first} to {last} of the index do not ascend",
+                where=self.spec.url,
+                hint="the index is damaged; run `energon-stream prepare` again",
+            )
         return rows
