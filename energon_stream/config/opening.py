@@ -30,7 +30,6 @@ from energon_stream.index.dataset import (
     open_webdataset,
     read_metadata,
     select_split_part,
-    with_start,
 )
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.join_index import JoinIndex, JoinMember, open_join_index
@@ -150,8 +149,7 @@ def open_all(
     pool = ThreadPoolExecutor(min(32, len(refs)))  # the fetcher bounds the requests
     try:
         begin = partial(_begin, pool=pool, metadata=metadata, how=how)
-        opened = [finish() for finish in [begin(ref) for ref in refs]]
-        return list(pool.map(with_start, opened))
+        return [finish() for finish in [begin(ref) for ref in refs]]
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -210,8 +208,7 @@ def _open_join(ref: JoinRef, members: Sequence[Callable[[], DatasetIndex]]) -> J
             where=ref.where,
             hint="write the metadataset to a file, and prepare it with `energon-stream prepare`",
         )
-    indices = [with_start(finish()) for finish in members]
-    return open_join_index(ref.metadataset, join_members(ref, indices))
+    return open_join_index(ref.metadataset, join_members(ref, [finish() for finish in members]))
 
 
 def _open_declared(ref: LeafRef, how: _Opening) -> WebDatasetIndex:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from operator import methodcaller
@@ -22,7 +22,6 @@ from energon_stream.errors import (
     MetadataError,
     NotPreparedError,
     ObjectNotFoundError,
-    RangeError,
     StorageError,
 )
 from energon_stream.index.checksums import AllSamples, digest
@@ -44,8 +43,7 @@ from energon_stream.index.shard_names import names_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.yaml_io import read_document
 from energon_stream.printable import strip_credentials
-from energon_stream.storage import Body, ByteRange, Store, StoreSpec, shared_fetcher
-from energon_stream.tar.scan import HEAD_BYTES, hash_head
+from energon_stream.storage import Body, Store, StoreSpec, shared_fetcher
 from energon_stream.urls import is_local, local_path, shown_url, split_query
 
 if TYPE_CHECKING:
@@ -111,6 +109,11 @@ class DatasetIndex:
         """
         return None
 
+    @property
+    def unmarked(self) -> tuple[WebDatasetIndex, ...]:
+        """Datasets of tars of whose content nothing is known before ``read_starts``."""
+        return ()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WebDatasetIndex(DatasetIndex):
@@ -126,7 +129,8 @@ class WebDatasetIndex(DatasetIndex):
     )
     names: Names | None = None  # hash of each sample's name, known with the sizes at most
     marks: Marks | None = None  # of the shards; None if the index has none
-    start: int | None = None  # hash of the first bytes of the first shard, where there are no marks
+    # Hash of the first bytes of the first shard, where there are no marks; None before read_starts.
+    start: int | None = None
     every: AllSamples | None = None  # numbers of the samples in the whole dataset; None if unknown
     plain: PlainTars | None = None  # tars of a dataset that was not prepared; None for a prepared one
     split_config: str = SPLIT_CONFIG  # file in ``.nv-meta`` that defines the split part
@@ -140,6 +144,10 @@ class WebDatasetIndex(DatasetIndex):
             return "marks", digest_hex(self.marks[:shards].tobytes())
         return None if self.start is None else ("start", f"{self.start:016x}")
 
+    @property
+    def unmarked(self) -> tuple[WebDatasetIndex, ...]:
+        return (self,) if self.marks is None and self.start is None else ()
+
     def read_offsets(self, store: Store, shard: int, first: int, last: int) -> Int64Array:
         """Read entries of a shard's index, from the dataset or this node; see the function of this name."""
         count = int(self.shard_counts[shard])
@@ -151,20 +159,6 @@ class WebDatasetIndex(DatasetIndex):
 def digest_hex(data: bytes) -> str:
     """Return a hash of 64 bits."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def with_start(index: DatasetIndex) -> DatasetIndex:
-    """Return a dataset without marks of its shards with the hash of its first bytes, by one request."""
-    if not isinstance(index, WebDatasetIndex) or index.marks is not None or index.start is not None:
-        return index
-    store, path = index.spec.open(), index.shard_paths[0]
-    with suppress(StorageError):  # reading samples will say what is wrong
-        try:
-            head = store.get_range(path, ByteRange(0, HEAD_BYTES)).data
-        except RangeError:
-            head = store.get(path).data
-        return replace(index, start=hash_head(head))
-    return index
 
 
 def identity(index: DatasetIndex, shards: int) -> dict[str, Any]:

@@ -80,6 +80,10 @@ class JoinIndex(DatasetIndex):
         kinds = sorted({kind for _, content in found for kind, _ in [content or ("", "")]})
         return None if "" in kinds else ("+".join(kinds), digest_hex(repr(found).encode()))
 
+    @property
+    def unmarked(self) -> tuple[WebDatasetIndex, ...]:
+        return tuple(each for member in self.members for each in member.unmarked)
+
 
 def _identity(index: WebDatasetIndex) -> str:
     """Return the dataset's ``index.uuid``, or else a hash of shards and counts."""

@@ -57,6 +57,7 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
             hint="leave out run=, or let a metadataset blend the datasets",
         )
     ((path, reader),) = found
+    reader.read_starts()
     leaves = []
     for leaf, shards in zip(reader.leaves, reader.shards, strict=True):
         index = leaf.index

@@ -22,6 +22,7 @@ from energon_stream.index.bad_samples import BadSample, dataset_name
 from energon_stream.index.dataset import WebDatasetIndex, identity
 from energon_stream.index.entries import OffsetCache
 from energon_stream.index.join_index import JoinIndex
+from energon_stream.index.shard_starts import read_starts
 from energon_stream.pipeline.blend_shares import tell_shares
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.failures import FailureGuard
@@ -204,6 +205,10 @@ class ReaderDataset(SavableDataset[Any]):
     def shards(self) -> tuple[int, ...]:
         """Number of shards of each leaf."""
         return tuple(len(leaf.index.shard_paths) for leaf in self.leaves)
+
+    def read_starts(self) -> None:
+        """Read what tells the leaves from others of equal names and counts, unless it is known."""
+        read_starts((leaf.index for leaf in self.leaves), forks=self.worker_config.num_workers > 0)
 
     def plan_of(self, then: Sequence[EarlierLeaf]) -> Plan:
         """Return the plan of when the leaves were these; TypeError if it does not follow from this one."""

@@ -21,6 +21,7 @@ from energon_stream.index.entries import OffsetCache
 from energon_stream.read.locating import Locating, iterate_plans
 from energon_stream.read.read_options import LOADING
 from energon_stream.read.request_planner import Planner, plan_limits
+from energon_stream.tar.scan import HEAD_BYTES
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
@@ -115,6 +116,13 @@ class WantedBytes:
                 self._openings.append(start())
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: list[tuple[Store, str]] = []
+        # What states need, see read_starts. Tars of fewer samples may have fewer bytes.
+        unmarked = [
+            each for leaf in dataset.leaves for each in leaf.index.unmarked if each.shard_counts[0] >= 8
+        ]
+        self._starts = [
+            (self._number_of(each.spec.open(), each.shard_paths[0]), 0, HEAD_BYTES, 0) for each in unmarked
+        ]
 
     def place(self, number: int) -> tuple[Store, str]:
         return self._places[number]
@@ -123,6 +131,7 @@ class WantedBytes:
         """Yield the ranges, one window of each stream in turn."""
         for walk in self._walks:
             (walk.locating.begin if self._is_alone else walk.locating.take)(self._limits.opening_take)
+        yield Wanted.of(self._starts)
         # First the first samples of each stream, as soon as they are located; then large requests.
         for walk in self._walks:
             yield self._next(walk, 0)
@@ -190,9 +199,12 @@ class WantedBytes:
     def _number(self, leaf: int, number: int) -> int:
         """Return the number of an object, the same for all its locators; -1 if its store is not wanted."""
         shard = self._locators[leaf].object(number)
-        if not self._chosen(shard.store):
+        return self._number_of(shard.store, shard.path)
+
+    def _number_of(self, store: Store, path: str) -> int:
+        if not self._chosen(store):
             return -1
-        found = self._numbers.setdefault((shard.store.url, shard.path), len(self._places))
+        found = self._numbers.setdefault((store.url, path), len(self._places))
         if found == len(self._places):
-            self._places.append((shard.store, shard.path))
+            self._places.append((store, path))
         return found

@@ -180,6 +180,8 @@ def describe(dataset: SavableDataset[Any]) -> Description:
     """Make the description that states hold."""
     config = dataset.config()
     readers, opened = _readers(config), [reader for _, reader in find_readers(dataset)]
+    for reader in opened:
+        reader.read_starts()
     leaves = []
     for node in readers:
         shards = np.array([leaf["shards"] for leaf in node["leaves"]], dtype=np.int64)

@@ -30,7 +30,7 @@ BATCH, PER_SHARD, SIDE_BY_SIDE = 32, 100, 16
 SAMPLE_BYTES = 4 * 512  # bin and json, each a header and a block
 D40_SAMPLE_BYTES = 512 + 40_448 + 2 * 512
 FILES = {".info.json": 1, "split.yaml": 1, "dataset.yaml": 1}
-METADATA = FILES | {"index.sqlite": 1}  # of a dataset; with many others, there is no request for sizes
+METADATA = FILES | {"index.sqlite": 1}  # of a dataset; of one among many, only marks of its shards are asked
 HUGE, SOURCES = 100_000, 50
 
 
@@ -226,7 +226,9 @@ def test_the_metadata_of_fifty_sources_is_read_at_once(server):
     open_dataset(server, "shards-64", path="all.yaml")
     opening = server.log()
     assert opening[0].key.endswith("all.yaml")
-    assert metadata(opening) == {name: SOURCES * count for name, count in FILES.items()}
-    assert len(opening) == 1 + SOURCES * sum(FILES.values())
-    # Neither one source after the other nor three files after three: as much as one process has in flight.
-    assert SOURCES * sum(FILES.values()) // 6 < server.counters().max_in_flight <= 64 + 64 // 3
+    assert metadata(opening) == {name: SOURCES * count for name, count in METADATA.items()}
+    assert len(opening) == 1 + SOURCES * sum(METADATA.values())
+    marks = [entry.bytes for entry in opening if entry.key.endswith("index.sqlite")]
+    assert max(marks) <= 4096
+    # Neither one source after the other nor four files after four: as much as one process has in flight.
+    assert SOURCES * sum(METADATA.values()) // 8 < server.counters().max_in_flight <= 64 + 64 // 3

@@ -14,7 +14,7 @@ from energon_stream import (
     ReadOptions,
     WorkerConfig,
     basic_sample_keys,
-    get_loader,
+    get_savable_loader,
     get_train_dataset,
     prewarm,
     stateless,
@@ -96,7 +96,7 @@ def steps_of(url, steps, prefetch_factor, arguments):
     be_patient()
     dataset = get_train_dataset(url, task_encoder=Encoder(), **arguments)
     ready = steps + prefetch_factor * min(1, arguments["worker_config"].num_workers)
-    with get_loader(dataset, prefetch_factor=prefetch_factor) as loader:
+    with get_savable_loader(dataset, prefetch_factor=prefetch_factor) as loader:
         keys = list(itertools.islice(loader, steps))
         deadline = time.monotonic() + 300
         while Encoder.made.value < ready:
