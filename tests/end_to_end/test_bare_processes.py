@@ -3,6 +3,7 @@
 import os
 import pwd
 import resource
+import shutil
 import tempfile
 
 import children
@@ -121,11 +122,12 @@ def test_with_a_limit_on_the_size_of_files(texts, tmp_path):
     children.call(with_small_files, texts, str(tmp_path))
 
 
-def test_a_command_without_descriptors_names_the_limit(texts):
+def test_a_command_without_descriptors_names_the_limit(texts, tmp_path):
+    folder = shutil.copytree(texts, tmp_path / "new")  # of which this process has no maps
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        found = CliRunner().invoke(main, ["info", texts])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        found = CliRunner().invoke(main, ["info", str(folder)])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert found.exit_code == 1
