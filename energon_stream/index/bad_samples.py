@@ -124,6 +124,11 @@ class BadList:
         """The samples, in the order in which they failed first."""
         return list(self._samples.values())
 
+    @property
+    def count(self) -> int:
+        """How often samples failed, as far as the list tells."""
+        return self._kinds.total()
+
     def kinds(self) -> str:
         """Return the most frequent kinds of errors with their counts."""
         shown = [f"{count:,} {kind}" for kind, count in self._kinds.most_common(_KINDS_SHOWN)]
@@ -216,13 +221,15 @@ def read_bad_list(spec: StoreSpec, limits: Limits | None = None) -> BadList:
 def _parsed(line: bytes, where: str) -> BadSample:
     try:
         found = json.loads(line)
+        if not isinstance(found, dict):
+            raise TypeError("it is no JSON object")
         known = {name: found[name] for name in _TYPES if found.get(name) is not None}
         if any(type(value) is not _TYPES[name] for name, value in known.items()):
             raise ValueError("it has values of other types")
         if known.get("index", 0) < 0 or not known.keys() & {"key", "index"}:
             raise ValueError("it has no key, and no index of 0 or more")
         return BadSample(**known)
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise MetadataError(
             f"the line names no bad sample: {error!s:.100}",
             where=where,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,10 @@ class RunRecorder:
                 self._history = [list(segment) for segment in saved["segments"]]
                 if not all(map(is_count, [self._first, *(n for each in self._history for n in each)])):
                     raise damaged("a step that is no counter")
+        own = self._spec.join(rank_file(self._dataset.worker_config.rank))
+        self._bad.begin([])
+        with suppress(ObjectNotFoundError):  # none failed, or the run began without this folder
+            self._bad.begin(read_bad_list(own).samples if self._first else [])
 
     def step(self, states: Mapping[int, State]) -> int:
         """Return the number of steps that the rank has done since the beginning of the run."""
@@ -182,14 +187,11 @@ class RunRecorder:
         store.put(*self._content(self._next_file(self._first, rotation, states)))
 
     def _begin_bad(self, store: Store) -> None:
-        """Go on with the rank's list of bad samples; at the first step, leave that of another attempt."""
-        config = self._dataset.worker_config
-        known = {entry.path for entry in store.list(BAD_FOLDER)}
-        own = rank_file(config.rank)
-        goes_on = self._first and own in known
-        self._bad.begin(read_bad_list(self._spec.join(own)).samples if goes_on else [])
+        """At the first step, remove the lists of another attempt."""
         if self._first:
             return
+        config = self._dataset.worker_config
+        known, own = {entry.path for entry in store.list(BAD_FOLDER)}, rank_file(config.rank)
         of_others = {path for path in known if path >= rank_file(config.world_size)}
         for path in known & ({own} | (of_others if config.rank == 0 else set())):
             store.delete(path)

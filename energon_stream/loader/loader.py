@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -98,14 +99,15 @@ class BasicDataLoader(ObservedLoader[T]):
             on_worker_hang=on_worker_hang,
             cache_pool=cache_pool,
         )
-        if max_bad is not None and not 0 < max_bad < 1:
+        if max_bad is not None and not (isinstance(max_bad, Real) and 0 < max_bad < 1):
             raise ConfigError(
-                f"max_bad is {max_bad}",
+                f"max_bad is {max_bad!r}",
                 hint="use a share between 0 and 1, or end at the first bad sample with "
                 "WorkerConfig(global_error_handler=reraise_exception)",
             )
         self._max_bad = max_bad
         self._bad = BadList()
+        self._unlisted = 0  # samples that failed before a restore, and are not in the list
         self._told = 0  # failures that the last summary in the log had
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._session: InProcess | Workers | None = None
@@ -173,31 +175,37 @@ class BasicDataLoader(ObservedLoader[T]):
 
     def _check_bad(self, position: LoaderPosition) -> None:
         """Raise TooManyBadSamplesError for a share above ``max_bad``; tell of failures now and then."""
-        read, bad, failures = _counts(position)
+        read, bad, failures = counts_of(position)
         if failures >= 10 * max(1, self._told):
             self._tell_bad(position)
         if self._max_bad is None or failures < _LEAST_FAILURES or bad <= self._max_bad * read:
             return
         raise TooManyBadSamplesError(
             f"{bad:,} of {read:,} samples failed on rank {self.worker_config.rank}, which is more than "
-            f"max_bad={self._max_bad:g}: {self._bad.kinds()}",
+            f"max_bad={self._max_bad:g}: {self._kinds()}",
             hint="write them with write_bad_samples(path, loader.bad_samples()), and leave them out with "
             "exclude=path; or raise max_bad",
         )
 
     def _tell_bad(self, position: LoaderPosition | None = None) -> None:
         """Log a summary of the bad samples, if there are others than in the one before."""
-        read, bad, failures = _counts(position or self._position)
+        read, bad, failures = counts_of(position or self._position)
         if failures > self._told:
             self._told = failures
-            rank, kinds = self.worker_config.rank, self._bad.kinds()
+            rank, kinds = self.worker_config.rank, self._kinds()
             _log.warning("rank %d: %s of %s samples failed: %s", rank, f"{bad:,}", f"{read:,}", kinds)
+
+    def _kinds(self) -> str:
+        before = (
+            f"; and {self._unlisted:,} before the restore, where the list begins" if self._unlisted else ""
+        )
+        return self._bad.kinds() + before
 
     def bad_samples(self) -> list[BadSample]:
         """Return the samples of this rank that failed, each once, in the order in which they failed first.
 
-        With ``run=``, the list has what the run's folder has of this rank as well. What the program drops, by
-        ``SkipSample`` or a filter, is not in it.
+        With ``run=``, the list has what the run's folder has of this rank as well; without, it begins at the
+        restore. What the program drops, by ``SkipSample`` or a filter, is not in it.
 
         Example:
             >>> from energon_stream import DefaultTaskEncoder, WorkerConfig, get_loader, get_val_dataset
@@ -369,7 +377,7 @@ class BasicDataLoader(ObservedLoader[T]):
         return self.dataset.restore_sample(restore_key)
 
 
-def _counts(position: LoaderPosition) -> tuple[int, int, int]:
+def counts_of(position: LoaderPosition) -> tuple[int, int, int]:
     """Return samples that were read, samples that failed, and calls that failed, since the start."""
     counts = [state.get("counts", (0, 0, 0)) for state in position.states.values() if state is not None]
     read, bad, failures = (sum(each[number] for each in counts) for number in range(3))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.lineage.recorder import RunRecorder
 from energon_stream.lineage.tracker import Tracker
-from energon_stream.loader.loader import BasicDataLoader
+from energon_stream.loader.loader import BasicDataLoader, counts_of
 from energon_stream.loader.mixture_control import check_changes, is_live, steps_of
 from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.ranks import broadcast_states, gather_states
@@ -165,7 +165,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             raise ConfigError(f"on_change is {chosen!r}", hint=f"use one of {', '.join(get_args(OnChange))}")
         self.restore_report = None
         if state is None:
-            self._position = LoaderPosition.start(self.dataset)
+            self._position, self._unlisted = LoaderPosition.start(self.dataset), 0
             if self._recorder is not None:
                 self._recorder.restore(None, {})
             return
@@ -180,6 +180,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         self._position = LoaderPosition(rotation, states, changes=changes, begun=begun)
         if self._recorder is not None:
             self._recorder.restore(read_rank_state(state).get("run"), self._position.states)
+        self._unlisted = max(0, counts_of(self._position)[1] - self._bad.count)
         self.restore_report = report
         if report is not None:
             _log.warning("%s", report)

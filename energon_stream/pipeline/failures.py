@@ -41,10 +41,13 @@ ALWAYS_RAISED = (
     NameError,
     FatalSampleError,
 )
-"""Errors that the next sample would meet as well. They end the run, and no handler sees them.
+"""Errors that the next sample would meet as well, but for ``_OF_A_SAMPLE``. They end the run, without a handler.
 
 By Megatron-Energon's conventions they end it as the cause of a ``FatalSampleError``.
 """
+
+_OF_A_SAMPLE = (StopIteration, StopAsyncIteration, RecursionError)
+"""Those that one empty or deep sample can cause: handled as other errors, except by Energon's conventions."""
 
 _FEW = 4
 """Samples of one of several ranks that may all be bad by chance."""
@@ -140,7 +143,7 @@ class FailureGuard:
         if isinstance(error, SampleTimeoutError):
             late, error = error, SampleTimeoutError.from_sample(sample, f"{self.name}: {error.what}")
             error.__cause__ = late
-        if isinstance(error, ALWAYS_RAISED):
+        if isinstance(error, ALWAYS_RAISED) and (self._wraps_fatal or not isinstance(error, _OF_A_SAMPLE)):
             if self._wraps_fatal and not isinstance(error, FatalSampleError):
                 message = f"{self.name} raised {type(error).__name__}: {error}"
                 raise FatalSampleError.from_sample(sample, message) from error
@@ -154,7 +157,11 @@ class FailureGuard:
         if isinstance(error, SampleError) or not isinstance(error, _NOT_OF_THE_SAMPLE):
             is_new = self._failures.add(error, of, self.name, self._path)
         if self._handler is not None:
-            self._handler(error, sample, sources)
+            try:
+                self._handler(error, sample, sources)
+            except StopIteration as raised:  # generators would end with another error, which names no sample
+                message = f"{self.name} raised {type(raised).__name__}: {raised}"
+                raise FatalSampleError.from_sample(sample, message) from raised
         elif is_new:
             log_exception(error, sample, sources)
         self.in_a_row += 1

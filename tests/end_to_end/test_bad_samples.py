@@ -289,6 +289,9 @@ def test_lists_of_ones_own(pictures, tmp_path, caplog, monkeypatch):
         bad.write_text(f'{{"key": "00000001"}}\n{text}\n')
         with pytest.raises(MetadataError, match=r"line 2(.|\n)*JSON object a line"):
             val(pictures, exclude=bad)
+    bad.write_text("[1]")
+    with pytest.raises(MetadataError, match="it is no JSON object"):
+        val(pictures, exclude=bad)
     bad.write_text('{"key": "00000001"}\n' * 20)
     monkeypatch.setenv("ENERGON_STREAM_LIMITS", "document_values=200")
     with pytest.raises(LimitError, match="20 lines or more; the limit document_values is 200"):
@@ -650,9 +653,82 @@ def test_a_share_of_bad_samples_ends_the_run(pictures, workers, tmp_path):
             assert [len(flat(remedied)) for _ in range(4)] == [SAMPLES - len(BAD)] * 4
 
 
+def test_a_restored_list_without_a_run_begins_at_the_restore(pictures):
+    with get_savable_loader(val(pictures)) as loader:
+        list(loader)
+        state = loader.save_state_rank()
+    resumed = get_savable_loader(val(pictures), max_bad=0.08)
+    resumed.restore_state_rank(state)
+    assert resumed.bad_samples() == []
+    with pytest.raises(TooManyBadSamplesError, match="and 6 before the restore, where the list begins"):
+        list(resumed)
+    assert len(resumed.bad_samples()) == 4
+
+
+def test_a_restored_list_of_a_run_is_whole_at_once(pictures, tmp_path):
+    with get_savable_loader(val(pictures), run=tmp_path, max_bad=0.08) as loader:
+        list(loader)
+        state, before = loader.save_state_rank(), loader.bad_samples()
+    resumed = get_savable_loader(val(pictures), run=tmp_path, max_bad=0.08)
+    resumed.restore_state_rank(state)
+    assert told(resumed.bad_samples()) == told(before) == expected(pictures)
+    with pytest.raises(TooManyBadSamplesError) as caught:
+        list(resumed)
+    assert "before the restore" not in caught.value.what
+    resumed.restore_state_rank(None)
+    assert resumed.bad_samples() == []
+
+
+class Once(DefaultTaskEncoder):
+    """Raises an error for one sample."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def encode_sample(self, sample):
+        if number_of(sample.__key__) == 33:
+            raise self.error
+        return {"number": number_of(sample.__key__)}
+
+    def batch(self, samples):
+        return [sample["number"] for sample in samples]
+
+
+def deep(levels):
+    return deep(levels + 1)
+
+
+class Deep(Once):
+    def encode_sample(self, sample):
+        if number_of(sample.__key__) == 33:
+            deep(0)
+        return super().encode_sample(sample)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "encoder", [Once(StopIteration()), Once(StopAsyncIteration()), Deep(None)], ids=["stop", "async", "deep"]
+)
+def test_errors_that_one_sample_can_cause(pictures, encoder, workers):
+    with get_loader(val(pictures, workers, encoder=encoder)) as loader:
+        assert set(flat(loader)) == set(range(SAMPLES)) - DAMAGED.keys() - {33}
+    error = type(encoder.error).__name__ if encoder.error else "RecursionError"
+    assert {number_of(s.key): s.error for s in loader.bad_samples() if s.part is None} == {33: error}
+
+
+def test_a_handler_that_raises_such_an_error_names_the_sample(pictures):
+    def handler(error, sample, sources=None):
+        if isinstance(error, StopIteration):
+            raise error
+
+    options = {"encoder": Once(StopIteration()), "config": {"global_error_handler": handler}}
+    with pytest.raises(FatalSampleError, match=r"encode_sample raised StopIteration(.|\n)*00000033"):
+        list(get_loader(val(pictures, **options)))
+
+
 def test_wrong_shares(pictures):
-    for share in (0, 1, -0.1, 7):
-        with pytest.raises(ConfigError, match=f"max_bad is {share}"):
+    for share in (0, 1, -0.1, 7, "0.1", True):
+        with pytest.raises(ConfigError, match=f"max_bad is {share!r}"):
             get_loader(val(pictures), max_bad=share)
 
 
