@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from energon_stream.config.listed_samples import warn_of_unused
 from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.references import (
     AnyLeafRef,
@@ -130,8 +131,7 @@ def open_location(location: DatasetLocation, num_workers: int) -> list[tuple[Mix
         files, refs = location.files, [item.ref for item in items]
         indices = open_all(refs, files.limits, skip_bad=files.skip_bad)
         names = [leaf.spec.url for ref in refs for leaf in ref.leaves]
-        for file in {file for ref in refs if ref.view is not None for file in ref.view.bad}:
-            file.warn_unless_used(names)
+        warn_of_unused([file for ref in refs if ref.view is not None for file in ref.view.bad], names)
         return list(zip(items, indices, strict=True))
 
     return location.read(read, forks=num_workers > 0)

@@ -5,25 +5,22 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
 from energon_stream.cache.kept_files import KeptFiles, kept_name
 from energon_stream.config.document_keys import ANY, Key, is_number, read_keys
-from energon_stream.errors import ConfigError, EmptyDatasetError, ObjectNotFoundError
-from energon_stream.index.bad_samples import BadSample, dataset_name, is_list, read_bad_list
-from energon_stream.index.database import index_database
+from energon_stream.config.listed_samples import BadFile, bad_numbers, look_up, want
+from energon_stream.errors import ConfigError, EmptyDatasetError
+from energon_stream.index.bad_samples import is_list
 from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.kept_index import index_directory
 from energon_stream.index.yaml_io import read_text
-from energon_stream.printable import strip_credentials
 from energon_stream.rng import derive_key, uniform
 from energon_stream.selection import Selection
 from energon_stream.storage import StoreSpec
@@ -53,9 +50,7 @@ VIEW_KEYS = {
 _LEAST_KEPT = 1 << 20
 """Samples from which a selection is kept on the node. Fewer are selected in milliseconds."""
 _ROWS = 1 << 18
-_KEYS_AT_A_TIME = 500
 _RULES = "2"  # changes with what a view selects, so that no node keeps an older selection
-_DIGITS = 19  # more than the number of any record has
 _SHARE_KEY = derive_key("share of a view")
 
 
@@ -122,35 +117,6 @@ def _names(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-@dataclass(frozen=True)
-class BadFile:
-    """A list of bad samples, or the folder of a run, which is read when it is needed first."""
-
-    spec: StoreSpec
-
-    @cached_property
-    def _by_dataset(self) -> dict[str, list[BadSample]]:
-        found: dict[str, list[BadSample]] = {}
-        for sample in read_bad_list(self.spec).samples:
-            found.setdefault(_bare(sample.dataset or ""), []).append(sample)
-        return found
-
-    def samples(self, dataset: str) -> list[BadSample]:
-        """Return the bad samples of a dataset, and all bad samples without a dataset."""
-        return self._by_dataset.get(_bare(dataset), []) + self._by_dataset.get("", [])
-
-    def warn_unless_used(self, datasets: Iterable[str]) -> None:
-        """Log a warning if all samples are of other datasets."""
-        others = self._by_dataset.keys() - {"", *map(_bare, datasets)}
-        if others and len(others) == len(self._by_dataset):
-            url, names = strip_credentials(self.spec.url), ", ".join(sorted(others))
-            _log.warning("%s: all of its samples are of other datasets: %.500s", url, names)
-
-
-def _bare(dataset: str) -> str:
-    return dataset and dataset_name(dataset).rstrip("/")
-
-
 def without_bad(view: View | None, bad: tuple[BadFile, ...]) -> View:
     """Return a view that leaves out the samples of lists as well."""
     view = view or View()
@@ -189,7 +155,7 @@ class _Selecting:
     def __init__(self, index: DatasetIndex, view: View, limits: Limits) -> None:
         self._index, self._view = index, view
         self._every = index.every if isinstance(index, WebDatasetIndex) else None
-        self.bad: Int64Array = _bad_numbers(index, view.bad)
+        self.bad: Int64Array = bad_numbers(index, view.bad)
         self._keys, self._limits = "", limits
         if isinstance(view.exclude, StoreSpec):
             self._keys = read_text("", view.exclude.open(), limits)
@@ -307,85 +273,12 @@ class _Selecting:
             return self.bad
         wanted = defaultdict[str, set[str | None]](set)
         for key in keys:
-            _want(wanted, key, None)
-        found = {int(index.shard_starts[place]) + number for place, number, _ in _look_up(index, wanted)}
+            want(wanted, key, None)
+        found = {int(index.shard_starts[place]) + number for place, number, _ in look_up(index, wanted)}
         if len(found) < len(keys):
             numbers = len(keys) - len(found), len(keys)
             _log.warning("%s: %d of the %d keys of %s are not in it", index.name, *numbers, self._view)
         return np.union1d(self.bad, np.array(sorted(found), dtype=np.int64))
-
-
-_Wanted: TypeAlias = "defaultdict[str, set[str | None]]"
-"""Shards of samples by key; None for any shard."""
-
-
-def _want(wanted: _Wanted, key: str, shard: str | None) -> None:
-    """Note a sample to look up by its key, which may have its shard as in ``__key__``."""
-    wanted[key].add(shard)
-    tar, in_tar, inner = key.partition(".tar/")
-    if in_tar:
-        wanted[inner].add(f"{tar}.tar")
-
-
-def _look_up(index: WebDatasetIndex, wanted: _Wanted) -> Iterator[tuple[int, int, int]]:
-    """Yield shard number, number in the shard, and first byte, of samples by key in ``index.sqlite``."""
-    database = index_database(index.spec)
-    keys = [key for key in wanted if key.encode("utf-8", "ignore").decode() == key]  # an index has no others
-    ids = [] if index.shard_ids is None else index.shard_ids.tolist()
-    places = {shard: place for place, shard in enumerate(ids)}
-    for at in range(0, len(keys), _KEYS_AT_A_TIME):
-        part = keys[at : at + _KEYS_AT_A_TIME]
-        marks = ",".join("?" * len(part))
-        query = f"SELECT sample_key, tar_file_id, sample_index, byte_offset FROM samples WHERE sample_key IN ({marks})"
-        for key, shard, number, offset in database.rows(query, tuple(part)):
-            place = places.get(shard)
-            if place is None or not 0 <= number < index.shard_counts[place]:
-                continue
-            if not wanted[key].isdisjoint((None, index.shard_paths[place])):
-                yield place, number, offset
-
-
-def _bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
-    """Return the numbers of the bad samples of a dataset or join, ascending.
-
-    Samples are found by their keys, which hold where a dataset was prepared anew; by their numbers where
-    there is no index of keys.
-    """
-    found = set[int]()
-    members = index.members if isinstance(index, JoinIndex) else (index,)
-    for number, member in enumerate(members):
-        samples = [sample for file in files for sample in file.samples(member.spec.url)]
-        if not samples:
-            continue
-        rows: Iterable[tuple[int, int, int]] = ()
-        if isinstance(member, WebDatasetIndex) and member.shard_ids is not None and member.plain is None:
-            wanted = defaultdict[str, set[str | None]](set)
-            for sample in samples:
-                if sample.key is not None:
-                    _want(wanted, sample.key, sample.shard)
-            with suppress(ObjectNotFoundError):
-                rows, samples = list(_look_up(member, wanted)), [each for each in samples if each.key is None]
-        if isinstance(index, JoinIndex):
-            found.update(_join_rows(index, number, {(place, offset) for place, _, offset in rows}))
-            continue
-        is_file, shards = not isinstance(index, WebDatasetIndex), dict[str | None, int]()
-        shards.update((None if is_file else path, place) for place, path in enumerate(index.shard_paths))
-        for sample in samples:
-            key, place, at = sample.key or "", shards.get(sample.shard), sample.index
-            at = int(key) if is_file and key.isdecimal() and len(key) < _DIGITS else at
-            if place is not None and at is not None and at < int(index.shard_counts[place]):
-                found.add(int(index.shard_starts[place]) + at)
-        found.update(int(index.shard_starts[place]) + at for place, at, _ in rows)
-    return np.array(sorted(found), dtype=np.int64)
-
-
-def _join_rows(index: JoinIndex, member: int, places: set[tuple[int, int]]) -> Iterator[int]:
-    """Yield the rows of a join that have samples of a member, given by shard number and first byte."""
-    store, wanted = index.rows.spec.open(), np.array(sorted(places), dtype=np.int64).reshape(-1, 2)
-    for first in range(0, index.num_samples if places else 0, _ROWS):
-        rows = index.rows.read(store, first, min(first + _ROWS, index.num_samples))[:, 3 * member :][:, :2]
-        near = np.flatnonzero(np.isin(rows[:, 1], wanted[:, 1]))
-        yield from (first + row for row in near.tolist() if tuple(rows[row].tolist()) in places)
 
 
 def _sums(weights: Float64Array) -> Float64Array:

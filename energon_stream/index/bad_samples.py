@@ -126,7 +126,7 @@ class BadList:
 
     @property
     def count(self) -> int:
-        """How often samples failed, as far as the list tells."""
+        """Failures of the samples in the list, and of those it only counts."""
         return self._kinds.total()
 
     def kinds(self) -> str:

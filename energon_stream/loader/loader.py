@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -99,7 +98,7 @@ class BasicDataLoader(ObservedLoader[T]):
             on_worker_hang=on_worker_hang,
             cache_pool=cache_pool,
         )
-        if max_bad is not None and not (isinstance(max_bad, Real) and 0 < max_bad < 1):
+        if max_bad is not None and not (isinstance(max_bad, (int, float)) and 0 < max_bad < 1):
             raise ConfigError(
                 f"max_bad is {max_bad!r}",
                 hint="use a share between 0 and 1, or end at the first bad sample with "

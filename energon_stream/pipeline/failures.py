@@ -41,7 +41,7 @@ ALWAYS_RAISED = (
     NameError,
     FatalSampleError,
 )
-"""Errors that the next sample would meet as well, but for ``_OF_A_SAMPLE``. They end the run, without a handler.
+"""Errors that the next sample would meet as well. They end the run, and no handler sees them.
 
 By Megatron-Energon's conventions they end it as the cause of a ``FatalSampleError``.
 """

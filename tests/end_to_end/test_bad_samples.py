@@ -306,6 +306,78 @@ def test_lists_of_ones_own(pictures, tmp_path, caplog, monkeypatch):
         val(pictures, exclude=["a", "b"])
 
 
+def warned(caplog, open_it):
+    """Warnings of exclude while a dataset is opened."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        open_it()
+    return [text for text in caplog.messages if "samples of exclude" in text]
+
+
+def test_samples_that_are_not_in_their_dataset_are_counted(pictures, tmp_path, caplog):
+    bad, own = tmp_path / "bad.jsonl", str(pictures)
+    there = BadSample(own, "data-000001.tar", 8, "00000023")
+    moved = [BadSample(own, "data-000003.tar", number, f"{number:08d}") for number in range(5)]
+    for samples, text in (
+        ([there], None),
+        ([*moved], "5 of the 5 samples"),
+        ([there, *moved], "5 of the 6 samples"),
+        ([there, BadSample("/elsewhere", key="a"), *moved], "5 of the 6 samples"),
+        ([BadSample(index=3)], "1 of the 1 samples"),
+        ([BadSample(own, "data-000001.tar", EACH)], "1 of the 1 samples"),
+        ([BadSample(own, key="data-000001.tar/00000023"), BadSample(key="00000023")], None),
+    ):
+        write_bad_samples(bad, samples)
+        told_of = warned(caplog, lambda: val(pictures, exclude=bad))
+        assert len(told_of) == (text is not None)
+        assert all(each.startswith(f"{text} of exclude: {bad} are not in it") for each in told_of)
+    plain = shutil.copytree(pictures, tmp_path / "plain", ignore=shutil.ignore_patterns(".nv-meta", "*.idx"))
+    write_bad_samples(
+        bad, [BadSample(shard="data-000001.tar", index=EACH), BadSample(shard="a.tar", index=0)]
+    )
+    (text,) = warned(caplog, lambda: val(plain, exclude=bad, sample_type="CrudeSample"))
+    assert text.startswith("2 of the 2 samples")
+
+
+def test_samples_of_other_datasets_and_split_parts_are_not_missing(pictures, tmp_path, caplog):
+    """One list for a blend, and for each split part."""
+    parted = shutil.copytree(pictures, tmp_path / "parted")
+    prepare_dataset(str(parted), split_ratio=(2, 2, 0), dataset_yaml=YAML, force=True)
+    bad, mix = tmp_path / "bad.jsonl", tmp_path / "mix.yaml"
+    write_bad_samples(bad, [BadSample(str(parted), f"data-{n // EACH:06d}.tar", key=f"{n:08d}") for n in BAD])
+    for part in ("train", "val"):
+        assert not warned(caplog, lambda part=part: val(parted, split=part, exclude=bad))
+    only = tmp_path / "only"
+    write_shards(only, shards=1, samples_per_shard=10, parts=lambda i: parts(i + 100))
+    prepare_dataset(str(only), split_ratio=(1, 0, 0), dataset_yaml=YAML)
+    kind = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+    inputs = ", ".join(f"{{path: {path}, weight: 1}}" for path in (pictures, only, pictures))
+    mix.write_text(f"{kind}splits: {{train: {{blend: [{inputs}]}}}}")
+    write_bad_samples(bad, [BadSample(key="00000040"), BadSample(str(only), key="00000003")])
+    assert not warned(caplog, lambda: train(mix, exclude=bad))
+    mix.write_text(mix.read_text().replace("weight: 1", f"weight: 1, exclude: {bad}"))
+    assert not warned(caplog, lambda: train(mix))
+
+
+def test_numbers_of_plain_tars_that_changed(pictures, tmp_path, caplog):
+    """A sample before the others shifts their numbers."""
+    plain, bad = tmp_path / "plain", tmp_path / "bad.jsonl"
+    write_shards(plain, shards=1, samples_per_shard=10, parts=parts)
+    declared = {"sample_type": "CaptioningSample", "field_map": YAML["field_map"], "exclude": bad}
+    for key in ("00000005", "data-000000.tar/00000005"):
+        write_bad_samples(bad, [BadSample(str(plain), "data-000000.tar", 5, key)])
+        assert not warned(caplog, lambda: val(plain, **declared))
+    (tar,) = plain.glob("*.tar")
+    tar.rename(old := tmp_path / "old.tar")
+    with tarfile.open(old) as source, tarfile.open(tar, "w") as target:
+        target.addfile(tarfile.TarInfo("0.jpg"))
+        for member in source:
+            target.addfile(member, source.extractfile(member))
+    (text,) = warned(caplog, lambda: val(plain, **declared))
+    assert "1 samples of exclude have other keys in it" in text
+    assert "sample 5 is '00000004'" in text
+
+
 @pytest.mark.parametrize("exclude", ["bad.jsonl", "lists/bad.jsonl", "[bad.jsonl, keys.txt]", "lists/"])
 def test_metadatasets_name_lists(pictures, tmp_path, exclude):
     """Paths are relative to the file; a list is one of samples of this dataset alone."""
