@@ -160,6 +160,8 @@ class RunDescription:
                 )
                 for each in fields["datasets"]
             )
+            if not all(leaf.url for each in datasets for leaf in each.leaves):
+                raise ValueError("a dataset has no path")
             segments = tuple(
                 Segment(**{**each, "weights": _checked(each.get("weights", ()))})
                 for each in fields["segments"]

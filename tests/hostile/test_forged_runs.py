@@ -92,6 +92,7 @@ def ask(run):
 
 @given(st.integers(0, 1 << 30), values)
 @example(0, [])
+@example(1789043, "")  # a dataset without a path
 @examples(200)
 def test_a_forged_description(run, at, value):
     fields = json.loads((run / "run.json").read_text())
