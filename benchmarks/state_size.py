@@ -1,5 +1,5 @@
 """Sizes of saved states for typical pipelines, and of large blends far into training; the tables of
-docs/state.md.
+docs/benchmarks/state.md.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from energon_stream.pipeline.leaf import DatasetLeaf
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.schedule import BlendPlan, CursorCodec, LeafPlan, OrderSpec, RepeatPlan
 from energon_stream.state import dumps
+from energon_stream.state.digest import with_digest
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import prepared_captioning_dataset
 
@@ -121,7 +122,8 @@ def far_into_training(mean_samples):
         packing = median_microseconds(codec.pack, cursors)
         node = {"in": {"epoch": 0, "at": codec.pack(cursor)}, "n": samples // 32, "end": False}
         state = {"batches": samples // 32, "node": node}
-        loader.restore_state_rank({**empty, "streams": {"0": state}})
+        rotation = [0, [], samples // 32, 0, 0]
+        loader.restore_state_rank(with_digest({**empty, "rotation": rotation, "streams": {"0": state}}))
         saving = median_microseconds(lambda _: loader.save_state_rank(), range(ROUNDS))
         reading = median_microseconds(lambda at: CursorCodec(schedule).unpack(at), [node["in"]["at"]] * 5)
         passes = [at[1] for at in cursor[2]]

@@ -126,10 +126,8 @@ __all__ = [
 ]
 
 
-_LONGEST_PLACE, _LONGEST_TEXT = (
-    500,
-    8000,
-)  # characters that a message shows of a place, and of each other part
+_LONGEST_PLACE = 500  # characters that a message shows of a place
+_LONGEST_TEXT = 8000  # and of each other part
 
 
 class EnergonStreamError(Exception):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cache.config import parse_size
 from energon_stream.cli.dataset_yaml_wizard import chosen_dataset_yaml
 from energon_stream.cli.options import (
     engine_options,
@@ -16,6 +15,7 @@ from energon_stream.cli.options import (
     new_dataset_options,
     show_size,
     source_storage_option,
+    written_shards_options,
 )
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import ConfigError
@@ -74,14 +74,7 @@ _SHOWN = 60  # characters of a text in a preview
     help="Whether the folders of a plain folder are classes. [default: if each sample is one file in one folder]",
 )
 @flag("--trust", help="Load pickles of the source, which can run any code.")
-@click.option(
-    "--max-size",
-    default="1GB",
-    callback=lambda ctx, option, value: parse_size(value, "--max-size"),
-    help="Largest size of a tar.",
-)
-@click.option("--max-count", type=click.IntRange(min=1), help="Largest number of samples in a tar.")
-@click.option("--check/--no-check", default=True, help="Read the tars back, and compare.")
+@written_shards_options
 @flag("--dry-run", help="Show the first samples as they would be written; write nothing.")
 @json_option
 @engine_options(

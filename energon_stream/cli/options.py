@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from energon_stream.cache import CacheConfig
+from energon_stream.cache.config import parse_size
 from energon_stream.cli.terminal import note_json
 from energon_stream.engine.cluster import RayEngine
 from energon_stream.engine.processes import LocalEngine
@@ -249,6 +250,18 @@ new_dataset_options = option_group(
     progress_option,
 )
 """The options of the commands that make a dataset of tars."""
+
+written_shards_options = option_group(
+    click.option(
+        "--max-size",
+        default="1GB",
+        callback=lambda ctx, option, value: parse_size(value, "--max-size"),
+        help="Largest size of a tar.",
+    ),
+    click.option("--max-count", type=click.IntRange(min=1), help="Largest number of samples in a tar."),
+    click.option("--check/--no-check", default=True, help="Read the tars back, and compare."),
+)
+"""The options of the commands that write tars of another dataset."""
 
 cache_option = click.option(
     "--cache-dir",

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import click
 
-from energon_stream.cache.config import parse_size
 from energon_stream.cli.options import (
     engine_options,
     flag,
@@ -18,6 +17,7 @@ from energon_stream.cli.options import (
     source_storage_option,
     storage_option,
     tmp_path_option,
+    written_shards_options,
 )
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.progress import Progress
@@ -45,14 +45,7 @@ _SHOWN = 3  # names of a kind
 )
 @click.option("--encoding", help="Encoding of names that are not UTF-8. [default: their bytes are escaped]")
 @flag("--frames", help="Make each frame of a picture with several a part of its own.")
-@click.option(
-    "--max-size",
-    default="1GB",
-    callback=lambda ctx, option, value: parse_size(value, "--max-size"),
-    help="Largest size of a shard.",
-)
-@click.option("--max-count", type=click.IntRange(min=1), help="Largest number of samples in a shard.")
-@click.option("--check/--no-check", default=True, help="Read the shards back, and compare.")
+@written_shards_options
 @flag("--dry-run", help="Report what would be changed; write nothing.")
 @json_option
 @engine_options(

@@ -141,7 +141,7 @@ def _continued(
         "fingerprint": dict(now.prints),
         "options": now.options,
         "leaves": now.leaves,
-        IDENTITIES: None if now.identities is None else [each.plain() for each in now.identities],
+        IDENTITIES: None if now.identities is None else [each.plain for each in now.identities],
     }
     rest = {name: value for name, value in read.items() if kept or name != WEIGHTS}
     return with_digest({**rest, **present, "streams": streams}), report

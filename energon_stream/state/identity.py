@@ -19,6 +19,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,15 +78,16 @@ class LeafIdentity(NamedTuple):
         return self.kind == other.kind and self.record[_KNOWN] == other.record[_KNOWN]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SavedIdentities:
     """Identities of the leaves of one reader dataset."""
 
     shape: bytes  # hash of the plan without its leaves
     leaves: tuple[LeafIdentity, ...]
 
+    @cached_property
     def plain(self) -> list[Any]:
-        """Return what states hold."""
+        """What states hold: made once, because each save takes it."""
         records, *columns = zip(*self.leaves, strict=True)
         packed = pack_columns([np.array(column, dtype=np.int64) for column in columns])
         return [self.shape, packed, b"".join(records)]

@@ -94,7 +94,7 @@ def make_rank_state(
             "fingerprint": dict(description.prints),
             "options": description.options,
             "leaves": description.leaves,
-            **({} if known is None else {IDENTITIES: [each.plain() for each in known]}),
+            **({} if known is None else {IDENTITIES: [each.plain for each in known]}),
             "topology": _topology(config),
             **named,
             **weights,

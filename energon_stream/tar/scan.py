@@ -197,10 +197,8 @@ class _Links:
     def __init__(self) -> None:
         self._beside: list[Member] = []
         self._lost: list[Member] = []
-        self.before: list[
-            Member
-        ] = []  # links that wait for the first file of their sample, which has ``_key``
-        self._key = ""
+        self.before: list[Member] = []  # links that wait for the first file of their sample
+        self._key = ""  # of that sample
 
     def add(self, member: Member, key: str, scan: ShardScan) -> None:
         if scan.keys and scan.keys[-1] == key and not self.before:

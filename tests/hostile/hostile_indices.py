@@ -22,14 +22,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from in_order import read_in_order
 from PIL import Image
 
 from energon_stream import (
     DefaultTaskEncoder,
-    WorkerConfig,
     add_media_table,
     compute_costs,
-    get_train_dataset,
     list_tables,
     read_costs,
 )
@@ -394,17 +393,7 @@ class Raw(DefaultTaskEncoder):
 
 
 def train(path, **view):
-    dataset = get_train_dataset(
-        str(path),
-        batch_size=3,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        repeat=False,
-        worker_config=WorkerConfig(0, 1, 0),
-        task_encoder=Raw(),
-        **view,
-    )
-    found = [sample for batch in dataset for sample in batch]
+    found = read_in_order(path, Raw(), batch_size=3, **view)
     for key, text in found:
         if text != b"%d" % int(key.rpartition("/")[2]):
             raise AssertionError(f"{key} has {text!r:.80}")

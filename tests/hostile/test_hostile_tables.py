@@ -6,13 +6,12 @@ import tracemalloc
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from in_order import read_in_order
 
 from energon_stream import (
     DefaultTaskEncoder,
     Limits,
-    WorkerConfig,
     compute_costs,
-    get_train_dataset,
     list_tables,
 )
 from energon_stream.errors import (
@@ -52,18 +51,7 @@ class Texts(DefaultTaskEncoder):
 
 
 def read(folder, limits=None, **view):
-    dataset = get_train_dataset(
-        str(folder),
-        batch_size=5,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        repeat=False,
-        worker_config=WorkerConfig(0, 1, 0),
-        task_encoder=Texts(),
-        limits=limits,
-        **view,
-    )
-    return sorted(int(text) for batch in dataset for text in batch)
+    return sorted(map(int, read_in_order(folder, Texts(), batch_size=5, limits=limits, **view)))
 
 
 def test_a_value_that_repeats_is_counted_each_time(folder):

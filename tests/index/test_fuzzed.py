@@ -11,9 +11,10 @@ import sqlite3
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from in_order import read_in_order
 from repetitions import examples
 
-from energon_stream import DefaultTaskEncoder, ReadOptions, WorkerConfig, get_train_dataset
+from energon_stream import DefaultTaskEncoder, ReadOptions
 from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.errors import EnergonStreamError, MetadataError
 from energon_stream.index.checksums import CHECKSUMS
@@ -99,17 +100,7 @@ class Texts(DefaultTaskEncoder):
 
 
 def read(path, encoder=None, **options):
-    dataset = get_train_dataset(
-        str(path),
-        batch_size=5,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        repeat=False,
-        worker_config=WorkerConfig(0, 1, 0),
-        task_encoder=encoder or Texts(),
-        **options,
-    )
-    return [sample for batch in dataset for sample in batch]
+    return read_in_order(path, encoder or Texts(), batch_size=5, **options)
 
 
 EXPECTED = [parts(index) for index in range(SAMPLES)]

@@ -8,15 +8,14 @@ import sqlite3
 import struct
 
 import pytest
+from in_order import read_in_order
 from PIL import Image
 
 from energon_stream import (
     DefaultTaskEncoder,
     ReadOptions,
-    WorkerConfig,
     add_media_table,
     compute_costs,
-    get_train_dataset,
 )
 from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.errors import EnergonStreamError, MetadataError
@@ -128,19 +127,8 @@ class Texts(DefaultTaskEncoder):
 
 
 def train(path, **options):
-    dataset = get_train_dataset(
-        str(path),
-        batch_size=3,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        repeat=False,
-        worker_config=WorkerConfig(0, 1, 0),
-        task_encoder=Texts(),
-        parts=["txt"],
-        read_options=ReadOptions(max_gap=600, first_samples=2),
-        **options,
-    )
-    return [text for batch in dataset for text in batch]
+    few = ReadOptions(max_gap=600, first_samples=2)
+    return read_in_order(path, Texts(), batch_size=3, parts=["txt"], read_options=few, **options)
 
 
 def append(path):
