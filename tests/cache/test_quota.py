@@ -301,7 +301,8 @@ def test_any_error_in_writing_ends_caching_with_one_warning(cache, caplog, syste
     first.read(cache)
     assert len(first.asked) == 1
     assert cache.counters().stored_bytes == BLOCK
-    assert len(caplog.records) == 1
+    # Threads of earlier tests may still log that a store of theirs is gone.
+    assert len([record for record in caplog.records if record.name.startswith("energon_stream.cache")]) == 1
 
 
 def test_a_disk_that_fails_in_reading_is_a_miss_and_a_warning(cache, origin, caplog, monkeypatch, system):
