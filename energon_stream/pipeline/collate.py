@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.imports import LazyModule
+from energon_stream.media import Lazy
 from energon_stream.samples import METADATA_FIELDS, batch_metadata
 from energon_stream.samples.tensors import is_namedtuple, pad_concat, pad_stack, stack
 
@@ -180,7 +181,7 @@ def _by_field(values: list[Any], join: Join) -> Any:
     if is_namedtuple(first):
         columns = zip(first._fields, zip(*values, strict=True), strict=True)
         return type(first)(*(join(name, list(column)) for name, column in columns))
-    if dataclasses.is_dataclass(first):
+    if dataclasses.is_dataclass(first) and not isinstance(first, Lazy):
         joined = copy.copy(first)
         for entry in dataclasses.fields(first):
             column = [getattr(value, entry.name) for value in values]

@@ -1,10 +1,20 @@
+import datetime
+import io
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from energon_stream.errors import ConfigError, SampleError
+from energon_stream.media import NoCachePool
+from energon_stream.media.av import AVDecoder
+from energon_stream.media.pool import DataLazy
 from energon_stream.pipeline.collate import (
     batch_list,
     batch_pad_stack,
@@ -87,3 +97,35 @@ def test_batches_of_any_kind_are_joined_to_larger_ones():
     assert generic_concat([{"n": None, "w": 0.5}, {"n": None, "w": 0.2}]) == {"n": None, "w": [0.5, 0.2]}
     with pytest.raises(ConfigError, match="CaptioningSample, dict"):
         homogeneous_concat_mix([one, {}])
+
+
+class Plain:
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: AVDecoder(io.BytesIO(bytes([n]))),
+        lambda n: NoCachePool().get_lazy(None, str(n)),
+        lambda n: DataLazy(n, None),
+        lambda n: Plain(n),
+        lambda n: Decimal(n),
+        lambda n: Path(str(n)),
+        lambda n: Image.new("L", (1, 1)),
+        lambda n: io.BytesIO(bytes([n])),
+        lambda n: range(n),
+        lambda n: {n},
+        lambda n: datetime.date(2020, 1, 1 + n),
+        lambda n: Fraction(n),
+        lambda n: np.zeros(n),
+        lambda n: bytes([n]),
+    ],
+)
+def test_objects_without_fields_are_listed_as_they_are(make):
+    """What torch's own collation cannot join either: the batch has the very objects, in a list."""
+    samples = [{"__key__": str(n), "it": make(n)} for n in range(3)]
+    listed = generic_batch(samples)["it"]
+    assert type(listed) is list
+    assert [id(value) for value in listed] == [id(sample["it"]) for sample in samples]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -79,7 +79,6 @@ class VideoData(AVData):
     """
 
 
-@dataclass
 class AVDecoder:
     """A video or audio file with methods that decode parts of it. Needs the extra ``av``.
 
@@ -117,9 +116,16 @@ class AVDecoder:
         (torch.Size([14, 3, 48, 64]), [(0.48, 1.04)])
     """
 
-    stream: BinaryIO
-    suppress_warnings: bool = field(default=False, repr=False)
-    limits: Limits | None = field(default=None, repr=False, kw_only=True)
+    # No dataclass: the default batch joins those field by field, and lists all other objects.
+    def __init__(
+        self, stream: BinaryIO, suppress_warnings: bool = False, *, limits: Limits | None = None
+    ) -> None:
+        self.stream = stream
+        self.suppress_warnings = suppress_warnings
+        self.limits = limits
+
+    def __repr__(self) -> str:
+        return f"AVDecoder(stream={self.stream!r})"
 
     def get_video(self) -> AVData:
         """Decode all frames of the video."""
