@@ -17,6 +17,7 @@ from energon_stream.errors import EnergonStreamError, ObjectNotFoundError
 from energon_stream.index.bad_samples import BadSample, dataset_name, read_bad_list
 from energon_stream.index.database import index_database
 from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.guarded_sqlite import indexed_name
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import ByteRange, StoreSpec
@@ -105,7 +106,8 @@ def look_up(
     ``seen`` is given what was found of ``wanted``, in other split parts too.
     """
     database = index_database(index.spec)
-    keys = [key for key in wanted if key.encode("utf-8", "ignore").decode() == key]  # an index has no others
+    # An index has no others.
+    keys = [key for key in wanted if (name := indexed_name(key)).encode("utf-8", "ignore").decode() == name]
     ids = [] if index.shard_ids is None else index.shard_ids.tolist()
     places = {shard: place for place, shard in enumerate(ids)}
     for at in range(0, len(keys), _KEYS_AT_A_TIME):

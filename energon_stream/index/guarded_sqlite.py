@@ -28,11 +28,29 @@ _NUMBERS = (
 _TEXTS = ("sample_key", "part_name", "entry_key", "metadata_type", "metadata_json", "layout_json", "strategy")
 _KINDS: dict[str, type] = dict.fromkeys(_NUMBERS, int) | dict.fromkeys(_TEXTS, str)
 _LONGEST = 4 << 20  # bytes of a value
+# SQLite has Unicode only. Bytes of names that are not UTF-8, which ``tarfile`` makes surrogates, are signs of
+# private use in an index. A name that has such a sign itself has its four bytes there.
+_TO_INDEX: dict[int, str] = {0xDC00 + byte: chr(0x10FE00 + byte) for byte in range(128, 256)}
+_FROM_INDEX = {ord(sign): surrogate for surrogate, sign in _TO_INDEX.items()}
+_TO_INDEX |= {place: "".join(chr(0x10FE00 + byte) for byte in chr(place).encode()) for place in _FROM_INDEX}
+_IS_ESCAPED = re.compile("[\U0010fe80-\U0010feff]").search
 # What one query may cost: a unit for each byte of text and each step of SQLite's machine, 100 for each row.
 # Scans and joins of plain tables cost 2 to 8 units for each byte of the file.
 _UNITS, _UNITS_PER_BYTE, _UNITS_PER_ROW, _STEPS = 32 << 20, 32, 100, 4096
 _PLAIN_DEFAULT = re.compile(r"CURRENT_TIMESTAMP|[\w.+-]*|'[^']*'")
 _PLAIN_INDEX = re.compile(r"CREATE (UNIQUE )?INDEX [^()]*\([^()]*\)")
+
+
+def indexed_name(name: str) -> str:
+    """Return a name as an index has it: the same, if it is Unicode."""
+    return name if name.isascii() else name.translate(_TO_INDEX)
+
+
+def name_of(text: str) -> str:
+    """Return the name that an index has as a text."""
+    if text.isascii() or not _IS_ESCAPED(text):
+        return text
+    return text.translate(_FROM_INDEX).encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
 
 
 def damaged_index(where: str, what: str) -> MetadataError:
@@ -98,7 +116,7 @@ class IndexConnection(apsw.Connection):
         try:
             numbers: list[int] = []
             others: list[tuple[int, type]] = []
-            cursor = self.execute(query, values)
+            cursor = self.execute(query, [indexed_name(v) if isinstance(v, str) else v for v in values])
             for row in cursor:
                 if not numbers and not others:
                     kinds = [_KINDS.get(name, object) for name, *_ in cursor.get_description()]
@@ -113,6 +131,8 @@ class IndexConnection(apsw.Connection):
                         raise damaged_index(self._where, f"a row is {row!r:.120}")
                     if isinstance(row[place], str | bytes):
                         cost.units += len(row[place])
+                        if not row[place].isascii():
+                            row = tuple(name_of(value) if isinstance(value, str) else value for value in row)
                 if cost.units > cost.most:
                     raise self._too_costly()
                 yield row

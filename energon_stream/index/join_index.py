@@ -39,7 +39,7 @@ from energon_stream.index.info_files import META_FOLDER, read_info
 from energon_stream.index.sqlite_index import INDEX_SQLITE, SqliteWriter, sqlite_file
 from energon_stream.index.yaml_io import read_text
 from energon_stream.storage import ByteRange, ListEntry, StoreSpec
-from energon_stream.tar.scan import check_names, scan_shard
+from energon_stream.tar.scan import scan_shard
 from energon_stream.temporary_folders import temporary_folder
 
 if TYPE_CHECKING:
@@ -272,6 +272,5 @@ def _database(index: WebDatasetIndex, stack: ExitStack) -> str:
         with SqliteWriter(path, list(order)) as writer:
             for shard in index.shard_paths:
                 scan = scan_shard(store, ListEntry(shard, store.head(shard)))
-                check_names(scan, store)
                 writer.add(order[shard], scan)
         return path

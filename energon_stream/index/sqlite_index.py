@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from energon_stream.errors import DuplicateKeyError, NotPreparedError, ObjectNotFoundError
+from energon_stream.index.guarded_sqlite import indexed_name, name_of
 from energon_stream.index.info_files import META_FOLDER
 from energon_stream.storage.in_order import stream_object
 from energon_stream.temporary_folders import temporary_folder
@@ -55,19 +56,23 @@ class SqliteWriter:
     def add(self, tar_id: int, scan: ShardScan) -> None:
         """Add the samples of a shard. Raises DuplicateKeyError if the index has a sample of the same key."""
         spans = zip(scan.keys, itertools.pairwise(scan.offsets), strict=True)
-        rows = [(tar_id, key, number, start, end - start) for number, (key, (start, end)) in enumerate(spans)]
+        rows = [
+            (tar_id, indexed_name(key), number, start, end - start)
+            for number, (key, (start, end)) in enumerate(spans)
+        ]
         try:
             self.database.executemany("INSERT INTO samples VALUES (?,?,?,?,?)", rows)
         except sqlite3.IntegrityError as error:
             raise self._duplicate(tar_id, scan) from error
         self.database.executemany(
-            "INSERT INTO sample_parts VALUES (?,?,?,?,?)", ((tar_id, *part) for part in scan.parts)
+            "INSERT INTO sample_parts VALUES (?,?,?,?,?)",
+            ((tar_id, number, indexed_name(name), *place) for number, name, *place in scan.parts),
         )
 
     def _duplicate(self, tar_id: int, scan: ShardScan) -> DuplicateKeyError:
         for index, key in enumerate(scan.keys):
             row = self.database.execute(
-                "SELECT tar_file_id, sample_index FROM samples WHERE sample_key = ?", (key,)
+                "SELECT tar_file_id, sample_index FROM samples WHERE sample_key = ?", (indexed_name(key),)
             ).fetchone()
             # The table has the rows of this shard up to the duplicate, so the row may be this sample's own.
             if row not in (None, (tar_id, index)):
@@ -85,7 +90,7 @@ class SqliteWriter:
 
     def _parts(self, tar_id: int, sample: int) -> list[str]:
         query = "SELECT part_name FROM sample_parts WHERE tar_file_id = ? AND sample_index = ?"
-        return [name for (name,) in self.database.execute(query, (tar_id, sample))]
+        return [name_of(name) for (name,) in self.database.execute(query, (tar_id, sample))]
 
     def __enter__(self) -> SqliteWriter:
         return self

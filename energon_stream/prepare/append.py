@@ -20,7 +20,7 @@ from energon_stream.errors import (
     ObjectNotFoundError,
 )
 from energon_stream.index.checksums import digest, read_checksums
-from energon_stream.index.guarded_sqlite import connect_local
+from energon_stream.index.guarded_sqlite import connect_local, indexed_name
 from energon_stream.index.index_files import index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info, parse_split
 from energon_stream.index.sample_sizes import MOST_BYTES
@@ -202,7 +202,8 @@ class OldDataset:
         with closing(connect_local(database, self._where)) as index:
             for table, columns in _MEDIA_COLUMNS.items():
                 if index.has_table(table):  # other programs write no layouts
-                    rows = index.select(f"SELECT {columns} FROM {table}")
+                    found = index.select(f"SELECT {columns} FROM {table}")
+                    rows = ([indexed_name(v) if isinstance(v, str) else v for v in row] for row in found)
                     marks = ", ".join("?" * len(columns.split(",")))
                     new.executemany(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})", rows)
 

@@ -22,7 +22,7 @@ from energon_stream.errors import (
     NotPreparedError,
     ObjectNotFoundError,
 )
-from energon_stream.index.guarded_sqlite import IndexConnection, connect_to_write, damaged_index
+from energon_stream.index.guarded_sqlite import IndexConnection, connect_to_write, damaged_index, indexed_name
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.index.yaml_io import read_document
@@ -120,11 +120,14 @@ class MediaTables:
         """Store metadata and layouts, and count the files in ``report``."""
         self._database.executemany(
             "INSERT OR REPLACE INTO media_metadata VALUES (?, ?, ?)",
-            ((name, one.metadata_type.value, one.to_json()) for name, one in found.metadata.items()),
+            (
+                (indexed_name(name), one.metadata_type.value, one.to_json())
+                for name, one in found.metadata.items()
+            ),
         )
         self._database.executemany(
             "INSERT OR REPLACE INTO media_layouts VALUES (?, ?)",
-            ((name, layout.to_json()) for name, layout in found.layouts.items()),
+            ((indexed_name(name), layout.to_json()) for name, layout in found.layouts.items()),
         )
         self.report += found.report
 

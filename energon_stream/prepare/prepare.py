@@ -157,7 +157,7 @@ def prepare_dataset(
         ObjectNotFoundError: The folder has no tars, or none that the options select.
         ConfigError: The options contradict each other, all tars are compressed, or the dataset is prepared
             already.
-        BadShardsError: Tars are damaged or cut off, or have names that are not UTF-8, or no tar has samples;
+        BadShardsError: Tars are damaged or cut off, or no tar has samples;
             names all.
         DuplicateKeyError: Two samples have the same key.
         ObjectChangedError: A tar was changed meanwhile.

@@ -15,7 +15,7 @@ from energon_stream.prepare.media_tables import find_media, media_files
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords, decode_record, encode_record
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.remarks import Remarks, merge_remarks
-from energon_stream.tar.scan import check_names, scan_shard
+from energon_stream.tar.scan import scan_shard
 
 if TYPE_CHECKING:
     from energon_stream.engine.tasks import TaskEngine
@@ -113,7 +113,7 @@ class Scanner:
         """Return the record of a tar.
 
         Raises:
-            CorruptTarError: The tar is damaged or cut off, or a name is not UTF-8.
+            CorruptTarError: The tar is damaged or cut off.
             StorageError: As :meth:`run`.
         """
         staging, version = self._staging, self._options.version(entry)
@@ -122,7 +122,6 @@ class Scanner:
             if known is not None:
                 return known
         scan = scan_shard(self._store, entry, max_gap=self._options.max_gap)
-        check_names(scan, self._store)
         digests = digest_samples(self._store, entry, scan.offsets) if self._options.checksums else []
         media = None
         if self._options.media_filter is not None:

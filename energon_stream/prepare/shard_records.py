@@ -64,14 +64,14 @@ def encode_record(record: ShardRecord) -> bytes:
         }
         content["layouts"] = {name: one.to_json() for name, one in found.layouts.items()}
         content["report"] = astuple(found.report)
-    encoded: bytes = msgpack.packb(content)
+    encoded: bytes = msgpack.packb(content, unicode_errors="surrogateescape")
     return encoded
 
 
 def decode_record(data: bytes) -> ShardRecord:
     """Return the record of some bytes. Raises ValueError if they are not those of a record."""
     try:
-        found = msgpack.unpackb(data)
+        found = msgpack.unpackb(data, unicode_errors="surrogateescape")
         names = found["names"]
         rows = np.frombuffer(found["parts"], dtype="<i8").reshape(-1, 4).tolist()
         scan = ShardScan(

@@ -50,7 +50,10 @@ _TEXTS: Mapping[Oddity, tuple[str, str]] = {  # what it is, and what follows
         "parts named like fields that samples have",
         f"`__key__` and other such fields hide them in crude samples; {_REPAIR} with other names",
     ),
-    "not_utf_8": ("names that are not UTF-8", f"`prepare` refuses them; {_REPAIR} with other names"),
+    "not_utf_8": (
+        "names that are not UTF-8",
+        f"keys have `\\udc80` to `\\udcff` for their bytes, as in `tarfile`; {_REPAIR} with other names",
+    ),
 }
 _NUMBERED = re.compile(r"(?:^|\.)\d+\.").search
 _SURROGATE = re.compile("[\ud800-\udfff]").search

@@ -250,16 +250,6 @@ def hash_head(data: bytes | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(data[:HEAD_BYTES])
 
 
-def check_names(scan: ShardScan, store: Store) -> None:
-    """Raise CorruptTarError if a member's name is not UTF-8: ``index.sqlite`` can hold no others."""
-    if "not_utf_8" in scan.remarks:
-        raise CorruptTarError(
-            f"the member name {scan.remarks['not_utf_8'][1]!r:.80} is not UTF-8",
-            where=f"{store.url}/{scan.path}",
-            hint="`energon-stream repair` writes a dataset with other names; or use the tars unprepared",
-        )
-
-
 def peek_parts(store: Store, entry: ListEntry, samples: int = 8) -> tuple[str, ...]:
     """Return the sorted part names of the first samples of a tar. Raises the errors of :func:`scan_shard`."""
     scan = scan_shard(store, entry, ahead=0, most=samples)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from energon_stream import WorkerConfig, get_val_dataset
 from energon_stream.cli.main import main
 from energon_stream.cli.terminal import echo, echo_text, printable_messages
-from energon_stream.errors import ConfigError, CorruptTarError, MetadataError
+from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.printable import printable, printable_line
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
@@ -126,17 +126,14 @@ def test_lines_texts_warnings_and_logs_are_written_out(capsys):
     assert not RAW.search(written.out + written.err)
 
 
-def test_prepare_names_a_member_that_is_not_utf8(tmp_path):
+def test_prepare_names_a_member_that_is_not_utf8(tmp_path, caplog):
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
         tar.addfile(tarfile.TarInfo(b"caf\xe9.txt".decode("utf-8", "surrogateescape")))
-    with pytest.raises(CorruptTarError, match="not UTF-8") as caught:
-        prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0))
-    assert list(caught.value.shards) == ["a.tar"]
     found, code = shown(
         "prepare", tmp_path, "--non-interactive", "--split-ratio", "1,0,0", "--skip-dataset-yaml"
     )
-    assert code == 1
-    assert r"caf\udce9" in found
+    assert code == 0
+    assert r"caf\udce9" in found + caplog.text
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from energon_stream import (
     lint_dataset,
     reraise_exception,
 )
+from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.cli.main import main
 from energon_stream.errors import (
     BadShardsError,
@@ -45,11 +46,14 @@ from energon_stream.errors import (
     EnergonStreamError,
     FatalSampleError,
 )
+from energon_stream.index.bad_samples import BadSample, write_bad_samples
 from energon_stream.index.jsonl_index import prepare_jsonl
+from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.storage import ListEntry, StoreSpec
 from energon_stream.tar.format import walk_sample
 from energon_stream.tar.scan import scan_shard
+from energon_stream.tools.curation.derive import merge_datasets
 from energon_stream.tools.shard_copies import SampleRange, read_samples
 
 _UNPACK, _CUT, _LINKS, _SYSTEM = "packed by {}", "ends inside", "links", "macOS"
@@ -101,6 +105,9 @@ SAID: Mapping[str, str] = {  # what an error or a warning says of each dataset t
     "pax_header_files": _SYSTEM,
     "latin_1": "not UTF-8",
     "shift_jis": "not UTF-8",
+    "gbk": "not UTF-8",
+    "pax_binary": "not UTF-8",
+    "latin_1_extension": "not UTF-8",
     "upper_case": _UPPER,
     "mixed_case": _UPPER,
     "both_cases": _UPPER,
@@ -218,6 +225,34 @@ def test_a_prepared_dataset_names_the_empty_tars(tmp_path):
     assert report.shard_counts == {"good.tar": 2}
     assert report.skipped == {"odd.tar": "the tar has no samples"}
     assert "odd.tar" in (tmp_path / ".nv-meta/skipped.json").read_text()
+
+
+@pytest.mark.parametrize("name", ["latin_1", "gbk", "pax_binary", "latin_1_extension", "private_use"])
+def test_names_that_are_not_utf_8_are_found_wherever_keys_are(name, tmp_path):
+    """The keys are those of ``tarfile``; lookups, lists, appending, merging and ``lint`` know them."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    ODD_DATASETS[name].write(folder)
+    with tarfile.open(folder / "odd.tar") as tar:
+        meant = {member.name: tar.extractfile(member).read() for member in tar}
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0), media_filter=MediaFilter("GLOB", ("*.jpg",)))
+    store = WebdatasetFileStore(str(folder))
+    assert {member: store[member][0] for member in meant} == meant
+    pictures = [member for member in meant if member.endswith(".jpg")]
+    assert {store.get_media_metadata(member).width for member in pictures} == {24}
+
+    (folder / "z.tar").write_bytes(body(members(samples(50, 2))))
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0), append=True)
+    found = dict(read(folder))
+    keys = [picture.removesuffix(".jpg") for picture in pictures]
+    assert [key for key in found if key in keys] == keys
+    assert {store.get_media_metadata(member).width for member in pictures} == {24}
+
+    write_bad_samples(str(tmp_path / "bad.jsonl"), [BadSample(str(folder), "odd.tar", key=keys[0])])
+    assert dict(read(folder, exclude=str(tmp_path / "bad.jsonl"))).keys() == found.keys() - {keys[0]}
+    merge_datasets([str(folder)], str(tmp_path / "copy"))
+    assert [*dict(read(tmp_path / "copy")).values()] == [*found.values()]
+    assert lint_dataset(str(folder)).is_clean
 
 
 def test_tars_without_an_end_mark_can_be_appended_and_added_to(tmp_path):

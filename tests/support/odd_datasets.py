@@ -716,6 +716,14 @@ _members("Composed and decomposed Unicode in one tar", "both_unicode_forms",
 _members("Names in Latin-1", "latin_1", {f"caf\udce9/{k}": v for k, v in samples().items()})
 _members("Names in Shift JIS", "shift_jis",
          {"図".encode("shift_jis").decode("utf-8", "surrogateescape") + k: v for k, v in samples().items()})  # fmt: skip
+_members("Names in GBK", "gbk",
+         {"图誠".encode("gbk").decode("utf-8", "surrogateescape") + k: v for k, v in samples().items()})  # fmt: skip
+_members("Names of bytes in PAX headers, with ``hdrcharset=BINARY``", "pax_binary",
+         {f"caf\udce9/{'long' * 40}{k}": v for k, v in samples().items()}, format=tarfile.PAX_FORMAT)  # fmt: skip
+_members("An extension that is not UTF-8", "latin_1_extension",
+         {k: {**v, "caf\udce9": b"coffee"} for k, v in samples().items()})  # fmt: skip
+_members("Names with signs of private use", "private_use",
+         {f"\U0010fee9/{k}": v for k, v in samples().items()})  # fmt: skip
 _members("Extensions in upper case", "upper_case",
          {k: {"JPG": v["jpg"], "TXT": v["txt"]} for k, v in samples().items()})  # fmt: skip
 _members("``.JPG`` in one sample and ``.jpg`` in the next", "mixed_case",

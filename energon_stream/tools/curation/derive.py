@@ -24,7 +24,7 @@ from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.rng import derive_key
 from energon_stream.storage import ListEntry, Store, StoreSpec
-from energon_stream.tar.scan import check_names, scan_shard
+from energon_stream.tar.scan import scan_shard
 from energon_stream.tools.shard_copies import SampleRange, check_outside, local_copy, read_samples
 from energon_stream.write.finish import publish_shards
 from energon_stream.write.journal import WRITING, PartArguments, resume_part, save_part
@@ -354,7 +354,6 @@ def _copy_shard(specs: Sequence[StoreSpec], target: StoreSpec, task: tuple[int, 
     entry = ListEntry(shard, store.head(shard))
     with local_copy(store, entry) as copy:
         scan = scan_shard(copy.store, entry)
-        check_names(scan, store)
         data = copy.store.get(shard, etag=entry.meta.etag).data
         bounds = zip([0, *scan.offsets[1:-1]], scan.offsets[1:], strict=True)
         digests = [digest(data[start:stop]) for start, stop in bounds]

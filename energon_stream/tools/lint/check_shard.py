@@ -31,7 +31,7 @@ from energon_stream.samples import SourceInfo
 from energon_stream.storage import ByteRange, ListEntry, Store, StoreSpec
 from energon_stream.tar.format import sample_parts
 from energon_stream.tar.remarks import merge_remarks
-from energon_stream.tar.scan import LinkedParts, ShardScan, check_names, scan_shard
+from energon_stream.tar.scan import LinkedParts, ShardScan, scan_shard
 from energon_stream.tools.lint.report import Problem, ShardReport
 from energon_stream.tools.shard_copies import local_copy
 
@@ -276,10 +276,6 @@ def decoded_once(decoder: FileStoreDecoder, known: dict[str, Any]) -> FileStoreD
 def _disagreements(store: Store, scan: ShardScan, task: ShardTask) -> Iterator[DatasetError]:
     """Yield what a tar and its index, or the metadata, say differently, and what no dataset may have."""
     where = f"{store.url}/{task.path}"
-    try:
-        check_names(scan, store)
-    except CorruptTarError as error:
-        yield error
     if not scan.keys and task.count is not None:
         yield EmptyDatasetError("the tar has no samples", where=where)
     for key, times in Counter(scan.keys).items() if len({*scan.keys}) < len(scan.keys) else ():
