@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from energon_stream.errors import DecodeError, EnergonStreamError
@@ -51,6 +52,13 @@ def open_container(stream: BinaryIO, formats: str = _FORMATS, limits: Limits | N
     name = getattr(stream, "name", None)
     with translated_errors(name), unclosed_container(stream, formats, limits) as container:
         yield container
+
+
+def is_rotated(data: bytes) -> bool:
+    """Return whether players turn a video's frames, by its first one. Raises DecodeError."""
+    with open_container(io.BytesIO(data)) as container:
+        frames = container.decode(video=0) if container.streams.video else ()
+        return any(frame.rotation for frame in islice(frames, 1))
 
 
 def unclosed_container(stream: BinaryIO, formats: str = _FORMATS, limits: Limits | None = None) -> Any:

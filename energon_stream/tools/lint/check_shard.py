@@ -146,7 +146,7 @@ class _Samples:
     decoder: FileStoreDecoder | None = None
     factory: SampleFactory | None = None
     known: dict[str, Any] = field(default_factory=dict)  # values of the parts of one sample
-    # Names of the pictures that have something that decoding leaves out.
+    # Names of the pictures and videos that have something that decoding leaves out.
     pictures: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -156,10 +156,10 @@ class _Samples:
             self.factory = replace(factory, decoder=self.decoder if factory.decoder is not None else None)
 
     def odd_pictures(self) -> Iterator[str]:
-        """Yield what pictures have that decoding leaves out, with the names of the pictures."""
+        """Yield what pictures and videos have that decoding leaves out, with their names."""
         for what, names in self.pictures.items():
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-            yield f"{len(names):,} pictures have {what}: {', '.join(names[:_NAMED])}{more}"
+            yield f"{len(names):,} {what}: {', '.join(names[:_NAMED])}{more}"
 
     def report(self) -> ShardReport:
         return ShardReport(self.task.path, made=self.made, failed=self.failed, refused=self.refused)
@@ -226,12 +226,18 @@ class _Samples:
 
     def _look_at(self, name: str, data: bytes | memoryview) -> None:
         from energon_stream.decode.images import IMAGE_EXTENSIONS, image_remarks  # PyTorch is imported now
+        from energon_stream.media.av import AV_EXTENSIONS
+        from energon_stream.media.av.container import is_rotated
 
-        if name.lower().rpartition(".")[2] not in IMAGE_EXTENSIONS:
-            return
-        with suppress(Exception):  # a decoder of the user may know formats that Pillow does not
-            for what in image_remarks(bytes(data)):
-                self.pictures.setdefault(what, []).append(name)
+        extension = name.lower().rpartition(".")[2]
+        found: list[str] = []
+        with suppress(Exception):  # a decoder of the user may know formats that Pillow and PyAV do not
+            if extension in IMAGE_EXTENSIONS:
+                found = [f"pictures have {what}" for what in image_remarks(bytes(data))]
+            elif extension in AV_EXTENSIONS and is_rotated(bytes(data)):
+                found = ["videos have a rotation, which is not applied to their frames"]
+        for what in found:
+            self.pictures.setdefault(what, []).append(name)
 
 
 def _named(error: EnergonStreamError, name: str, part: str | None = None) -> EnergonStreamError:

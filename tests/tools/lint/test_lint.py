@@ -6,6 +6,7 @@ import tarfile
 import pytest
 from click.testing import CliRunner
 from hooked_store import hooked
+from media_corpus import ffmpeg
 
 from energon_stream import lint_dataset
 from energon_stream.cli.main import main
@@ -145,3 +146,16 @@ def test_a_shard_that_changes_meanwhile_is_a_problem_of_the_shard(tmp_path):
     report = lint_dataset(hooked(tmp_path, get=replaced, get_range=replaced))
     assert [(p.shard, p.kind) for p in report.problems] == [("data-000001.tar", "ObjectChangedError")]
     assert report.made == {"all tars": 4}
+
+
+def test_videos_that_ffmpeg_turns_are_named(tmp_path):
+    source = ["-f", "lavfi", "-i", "testsrc2=s=64x48:r=5:d=0.4", "-c:v", "mpeg4"]
+    ffmpeg(*source, "upright.mp4", cwd=tmp_path)
+    for angle, name in ((90, "left.mp4"), (180, "down.mkv"), (-90, "right.MOV")):
+        ffmpeg("-display_rotation", str(angle), "-i", "upright.mp4", "-c", "copy", name, cwd=tmp_path)
+    with tarfile.open(tmp_path / "videos.tar", "w") as tar:
+        for path in sorted(path for path in tmp_path.iterdir() if path.suffix != ".tar"):
+            tar.add(path, path.name)
+    (remark,) = [one.what for one in lint_dataset(str(tmp_path)).remarks if "rotation" in one.what]
+    assert remark.startswith("3 videos have a rotation")
+    assert remark.endswith(": down.mkv, left.mp4, right.MOV")
