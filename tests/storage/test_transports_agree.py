@@ -29,7 +29,7 @@ def outcome(url, options, transport, action):
     """Return the result or error of an action on a store, and the counters."""
     counters = StorageCounters()
     policy = RetryPolicy(attempts=ATTEMPTS, base_delay=0.001, max_delay=0.001, sleep=lambda seconds: None)
-    store = StoreSpec(url, options | {"config_kwargs": {"read_timeout": 2}}, transport).open(
+    store = StoreSpec(url, options | {"config_kwargs": {"read_timeout": 30}}, transport).open(
         policy=policy, counters=counters
     )
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,12 @@ from energon_stream.imports import LazyModule
 from energon_stream.printable import printable
 from energon_stream.storage import ByteRange
 from energon_stream.tools.browse.guard import Guard
-from energon_stream.tools.browse.memory_budget import ANSWERS
+from energon_stream.tools.browse.memory_budget import ANSWERS, CLIENT_LEFT
 from energon_stream.tools.browse.shown_parts import DOWNLOAD, media_type
 
 if TYPE_CHECKING:
     import starlette.applications as applications
+    import starlette.concurrency as concurrency
     import starlette.responses as responses
     import starlette.routing as routing
     from starlette.requests import Request
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from energon_stream.tools.browse.pages import Pages
 else:
     applications = LazyModule("starlette.applications", "browse")
+    concurrency = LazyModule("starlette.concurrency", "browse")
     responses = LazyModule("starlette.responses", "browse")
     routing = LazyModule("starlette.routing", "browse")
 
@@ -59,7 +63,7 @@ def make_app(pages: Pages, token: str) -> Guard:
     ]
     routes += [routing.Route(f"/api/{name}", _json(function)) for name, function in asked.items()]
     routes += [
-        routing.Route("/picture", lambda request: _picture(pages, request)),
+        routing.Route("/picture", _while_awaited(lambda request: _picture(pages, request))),
         routing.Route("/part", lambda request: _part(pages, request)),
     ]
     app = applications.Starlette(
@@ -72,12 +76,35 @@ def _constant(content: bytes, kind: str) -> Callable[[Request], Response]:
     return lambda request: responses.Response(content, headers={"content-type": kind})
 
 
-def _json(function: Callable[[Mapping[str, str]], dict[str, Any]]) -> Callable[[Request], Response]:
+def _while_awaited(make: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+    """Return what makes an answer on a thread, which learns whether the client has left."""
+
+    async def answer(request: Request) -> Response:
+        left = threading.Event()
+        CLIENT_LEFT.set(left)
+
+        async def watch() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            left.set()
+
+        watching = asyncio.create_task(watch())
+        try:
+            return await concurrency.run_in_threadpool(make, request)
+        finally:
+            watching.cancel()
+
+    return answer
+
+
+def _json(
+    function: Callable[[Mapping[str, str]], dict[str, Any]],
+) -> Callable[[Request], Awaitable[Response]]:
     def answer(request: Request) -> Response:
         with ANSWERS.taken(_JSON_BYTES):
             return responses.JSONResponse(function(request.query_params))
 
-    return answer
+    return _while_awaited(answer)
 
 
 def _picture(pages: Pages, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Bounds the memory of answers that are made at the same time."""
+"""Bounds the memory of answers that are made at the same time, and ends those that nobody waits for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+
+from energon_stream.errors import ConfigError
+
+CLIENT_LEFT: ContextVar[threading.Event | None] = ContextVar("CLIENT_LEFT", default=None)
+"""Set when the client of the request has left."""
+
+
+def check_client() -> None:
+    """Raise ConfigError if the client of the request has left, so that its answer is in vain."""
+    left = CLIENT_LEFT.get()
+    if left is not None and left.is_set():
+        raise ConfigError("the client has left", hint="ask again")
 
 
 class MemoryBudget:
@@ -25,12 +38,14 @@ class MemoryBudget:
 
     @contextmanager
     def taken(self, amount: int) -> Iterator[None]:
-        """Take bytes for a block, as soon as they are free."""
+        """Take bytes for a block, as soon as they are free. Raises ConfigError if the client leaves."""
         amount = min(amount, self.size)
         with self._changed:
-            self._changed.wait_for(lambda: self.free >= amount)
+            while not self._changed.wait_for(lambda: self.free >= amount, 0.2):
+                check_client()
             self.free -= amount
         try:
+            check_client()
             yield
         finally:
             with self._changed:

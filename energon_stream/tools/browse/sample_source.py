@@ -29,6 +29,7 @@ from energon_stream.read.read_options import ReadOptions
 from energon_stream.schedule import Refs
 from energon_stream.storage import ByteRange, StoreSpec, shared_fetcher
 from energon_stream.tar.format import walk_sample
+from energon_stream.tools.browse.memory_budget import check_client
 from energon_stream.tools.browse.shown_parts import Place, ShownPart, ShownSample, texts_span, with_bytes
 
 if TYPE_CHECKING:
@@ -116,8 +117,9 @@ class SampleSource:
     def load(self, numbers: Sequence[int]) -> list[ShownSample]:
         """Return samples by their numbers, each with its texts. One that cannot be read says why.
 
-        Raises StorageError if the store does not deliver.
+        Raises StorageError if the store does not deliver, and ConfigError if the client has left.
         """
+        check_client()
         with self._lock:
             found = {number: self._kept[number] for number in numbers if number in self._kept}
         missing = np.array(sorted({*numbers} - found.keys()), dtype=np.int64)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _KEPT = 4
 _MOST = 10**12
+_MOST_STREAMS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,9 @@ class StepFinder:
 
         Raises ConfigError if the numbers do not fit each other, and what :func:`get_train_dataset` raises.
         """
+        streams = max(run.num_streams, run.world_size * max(1, run.num_workers))
+        if streams > _MOST_STREAMS:
+            raise ConfigError(f"{streams:,} streams are too many to plan", hint=f"at most {_MOST_STREAMS:,}")
         names = ("rank", "world_size", "num_workers", "seed_offset", "num_streams")
         config = WorkerConfig(**{name: getattr(run, name) for name in names})
         dataset = self._opened(config, run.batch_size)

@@ -445,6 +445,12 @@ def test_numbers_of_steps_are_bounded(client, name, number):
         assert json.loads(body)["error"]
 
 
+def test_jobs_of_too_many_streams_are_refused(client):
+    status, _, body = client.get("api/step", {"world_size": 100_000, "num_workers": 1000})
+    assert status == 400
+    assert "100,000,000 streams" in json.loads(body)["error"]
+
+
 @pytest.mark.parametrize("number", LARGE)
 @pytest.mark.parametrize("name", ["entry", "first", "count"])
 def test_numbers_of_pages_are_bounded(client, name, number):

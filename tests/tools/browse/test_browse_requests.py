@@ -1,9 +1,13 @@
 """How many requests the page makes to a store, counted there."""
 
+import http.client
+import time
+
 import pytest
 from browse_client import Client, image_bytes, write_dataset
 
 from energon_stream.index.sample_sizes import MOST_BYTES
+from energon_stream.testing.s3server import Rule
 from energon_stream.tools.browse import serving
 
 IMAGE = image_bytes((64, 64))
@@ -74,3 +78,25 @@ def without_sizes(folder):
     pages = int.from_bytes(data[28:32], "big") * int.from_bytes(data[16:18], "big")
     assert 0 < len(data) - pages <= MOST_BYTES
     path.write_bytes(data[:pages])
+
+
+def test_nothing_is_read_for_a_client_that_has_left(s3_server, tmp_bucket, tmp_path):
+    write_dataset(tmp_path / "data", samples_of(2, 150))
+    s3_server.upload_folder(tmp_path / "data", f"{tmp_bucket}/data")
+    with serving(f"{tmp_bucket}/data", storage_options=s3_server.storage_options) as served:
+        client = Client(served)
+        client.ask("samples")
+        s3_server.add_rule(Rule("delay", seconds=0.1))
+        s3_server.reset_counters()
+        leaving = http.client.HTTPConnection("127.0.0.1", served.port)
+        leaving.request("GET", f"/{served.token}/api/samples?count=2&first=50&field=txt&value=nowhere")
+        while not s3_server.log():
+            time.sleep(0.01)
+        leaving.close()
+        before = -1
+        while before < len(s3_server.log()):
+            before = len(s3_server.log())
+            time.sleep(1)
+        assert before < 60  # of 125
+        s3_server.clear_rules()
+        assert client.ask("samples", count=2)["loaded"] == 2
