@@ -1,19 +1,12 @@
 """Runs the examples: docstrings of the library as doctests, code blocks of README and docs with sybil.
 
-Each docstring and each page runs in a folder of its own with small prepared datasets, which an S3 server
-serves as ``s3://data`` as well:
+All they need is what ``energon-stream demo-data`` writes, and the environment that ``--serve`` prints, with
+which ``s3://data`` is the same. Docstrings run in a copy of the folder ``data`` that it made. Pages run in
+the folder above it, and begin with the line that makes the data and goes there: the copy is there already.
 
-* ``captions/``: 64 ``CaptioningSample`` of an 8 x 8 ``jpg`` and a ``txt``, in 8 shards; splits 6, 1 and 1
-shards
-* ``texts/``: 64 ``TextSample``
-* ``crude/``: 64 samples of ``jpg`` and ``json`` without a type, for cookers
-* ``tars/``: 4 WebDataset tars of ``jpg`` and ``txt``, not prepared
-* ``clip.mp4``: 50 frames of 64 x 48 pixels and 2 seconds of sound
-* ``lines.jsonl``: 32 JSON lines, prepared
-* ``mix.yaml``: ``captions`` and ``texts``, blended 3 to 1; ``val`` has ``captions``
-
-In pages, ``python`` and ``bash`` blocks run in order and share the folder; Python blocks share their names as
-well. A ``yaml`` block must parse, and is written to the file that its first line, a comment, names.
+In pages, ``python`` and ``bash`` blocks run in order, as in one terminal: they share the folder, also after
+``cd``, and Python blocks share their names. A ``yaml`` block must parse, and is written to the file that its
+first line, a comment, names.
 """
 
 from __future__ import annotations
@@ -27,6 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 from collections import Counter
 from collections.abc import Iterator
@@ -44,10 +38,8 @@ from sybil import Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
-from energon_stream.index.jsonl_index import prepare_jsonl
-from energon_stream.testing.datasets import prepared_captioning_dataset, prepared_text_dataset
-from energon_stream.testing.media_files import VideoFile
-from energon_stream.testing.s3server import S3Server
+from energon_stream.cli.main import main
+from energon_stream.testing.demo_data import serve_demo_data
 
 if TYPE_CHECKING:
     from sybil.example import Example
@@ -73,48 +65,21 @@ def _has_torchvision() -> bool:
 collect_ignore = ["docs/tools", "energon_stream/loader/fork_server.py"]
 if not _has_torchvision():  # `make transforms` runs these
     collect_ignore += [f"energon_stream/transforms/{name}.py" for name in ("mappers", "merge")]
-OWN_MODULE = "megatron.energon"
 SECONDS = 300
 """After so long a command of a page is stuck, on the busiest of machines."""
-
-
-def write_example_data(folder: Path) -> None:
-    """Write the datasets that examples read."""
-    options: dict[str, Any] = {"shards": 8, "samples_per_shard": 8, "size": (8, 8)}
-    prepared_captioning_dataset(folder / "captions", split_ratio=(6, 1, 1), **options)
-    prepared_text_dataset(folder / "texts", split_ratio=(6, 1, 1), shards=8, samples_per_shard=8)
-    prepared_captioning_dataset(folder / "crude", split_ratio=(6, 1, 1), with_json=True, **options)
-    (folder / "crude/.nv-meta/dataset.yaml").write_text(
-        f"__module__: {OWN_MODULE}\n__class__: CrudeWebdataset\n"
-    )
-    prepared_captioning_dataset(folder / "tars", **{**options, "shards": 4, "samples_per_shard": 16})
-    shutil.rmtree(folder / "tars/.nv-meta")
-    for index in (folder / "tars").glob("*.idx"):
-        index.unlink()
-    VideoFile(audio_codec="aac").write(folder / "clip.mp4")
-    (folder / "lines.jsonl").write_text("".join(f'{{"id": {i}, "text": "line {i}"}}\n' for i in range(32)))
-    prepare_jsonl(str(folder / "lines.jsonl"))
-    blend = [{"weight": 3, "path": "captions"}, {"weight": 1, "path": "texts"}]
-    document = {
-        "__module__": OWN_MODULE,
-        "__class__": "MetadatasetV2",
-        "splits": {"train": {"blend": blend}, "val": {"path": "captions"}},
-    }
-    (folder / "mix.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
 
 
 @pytest.fixture(scope="session")
 def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The datasets that examples read; examples get copies."""
     folder = tmp_path_factory.mktemp("examples") / "data"
-    folder.mkdir()
-    write_example_data(folder)
+    main(["demo-data", str(folder)], standalone_mode=False)
     return folder
 
 
 def write_commands(folder: Path) -> Path:
     """Write the library's commands and ``python`` as programs that need not import PyTorch again."""
-    for name in ("energon", "energon-stream", "python"):
+    for name in ("energon", "energon-stream", "python", "torchrun"):
         script = () if name == "python" else (Path(sys.executable).parent / name,)
         words = " ".join(f"'{word}'" for word in (children.launcher(), *script))
         (folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
@@ -124,25 +89,19 @@ def write_commands(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def example_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
-    """The folder in which examples run, and the environment in which ``s3://data`` is that folder.
+    """The folder of the data, and the environment in which ``s3://data`` is that folder.
 
     Folder and server stay the same for all examples of a process, because the process keeps open stores.
     """
-    root = tmp_path_factory.mktemp("served")
+    data = tmp_path_factory.mktemp("served") / "data"
     commands = write_commands(tmp_path_factory.mktemp("commands"))
-    with S3Server(root) as server:
-        binaries = os.pathsep.join(
-            [str(commands), str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-        )
-        environment = {
-            "AWS_ENDPOINT_URL": server.endpoint_url,
-            "AWS_ACCESS_KEY_ID": "example",
-            "AWS_SECRET_ACCESS_KEY": "example",
-            "AWS_REGION": "us-east-1",
-            "PATH": binaries,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+    with serve_demo_data(data) as environment:
+        paths = {
+            "PATH": (str(commands), str(Path(sys.executable).parent), os.environ.get("PATH", "")),
+            "PYTHONPATH": (str(ROOT), os.environ.get("PYTHONPATH", "")),
         }
-        yield root / "data", environment
+        joined = {name: os.pathsep.join(filter(None, parts)) for name, parts in paths.items()}
+        yield data, environment | joined
 
 
 @contextlib.contextmanager
@@ -158,7 +117,7 @@ def inside(folder: Path, environment: dict[str, str]) -> Iterator[None]:
 def fresh(request: pytest.FixtureRequest) -> tuple[Path, dict[str, str]]:
     """The folder with new copies of the datasets, and the environment."""
     folder, environment = request.getfixturevalue("example_server")
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder.parent, ignore_errors=True)
     shutil.copytree(request.getfixturevalue("example_data"), folder)
     return folder, environment
 
@@ -194,7 +153,7 @@ class Page:
     """A page whose blocks run: its folder, and the lines of the blocks that have run."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self.environment = folder, environment
+        self.folder, self.environment = folder, environment  # the folder may change
         self.done: set[int] = set()
         self.names: dict[str, Any] = {}
 
@@ -204,7 +163,8 @@ def example_page(request: pytest.FixtureRequest) -> Iterator[Page]:
     """The page of this process's blocks; they share the folder. Their names go at the end, and loaders with
     them, so that no worker is left.
     """
-    page = Page(*fresh(request))
+    data, environment = fresh(request)
+    page = Page(data.parent, environment)
     yield page
     page.names.clear()
     gc.collect()
@@ -226,18 +186,21 @@ def in_example_page(request: pytest.FixtureRequest, example_page: Page) -> Itera
             if example.line <= current.line:
                 example_page.done.add(example.line)
         yield
+        example_page.folder = Path.cwd()
 
 
 def run_bash(example: Example) -> None:
-    """Run a ``bash`` block; its lines may begin with ``$``, and then the others are output, which is not
-    compared.
+    """Run a ``bash`` block, and stay in the folder in which it ends.
+
+    Its lines may begin with ``$``, and then the others are output, which is not compared.
     """
     text = str(example.parsed)
     if any(line.startswith("$ ") for line in text.splitlines()):
         text = "\n".join(line[2:] for line in text.splitlines() if line.startswith("$ "))
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    with tempfile.NamedTemporaryFile("r") as end:
+        command = ["bash", "-euo", "pipefail", "-c", f"trap 'pwd > {end.name}' EXIT\n{text}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        os.chdir(end.read().strip())
     if done.returncode:
         raise AssertionError(f"{text}\nended with status {done.returncode}:\n{done.stdout}\n{done.stderr}")
 

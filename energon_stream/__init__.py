@@ -16,7 +16,7 @@ Example:
     >>> for batch in get_savable_loader(dataset):
     ...     print(batch.image.shape, batch.caption)
     ...     break
-    torch.Size([4, 3, 8, 8]) ['...', '...', '...', '...']
+    torch.Size([4, 3, 48, 64]) ['...', '...', '...', '...']
 """
 
 import os

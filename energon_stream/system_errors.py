@@ -17,6 +17,7 @@ _REMEDIES = {
         "the limit of processes and threads is reached (`ulimit -u`, or pids.max of the container): raise it, or "
         "use fewer workers"
     ),
+    errno.EADDRINUSE: "another program has the port: choose another",
     errno.ENOMEM: (
         "the system has no memory for it (`ulimit -v`, vm.max_map_count): use fewer workers, or a smaller byte_budget"
     ),

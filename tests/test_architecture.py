@@ -42,7 +42,7 @@ WINGS = {
     "testing": {"prepare"},
     "compat": {"prepare"},
     "integrations": {"compat"},
-    "cli": {"compat", "integrations", "prepare", "prewarming", "tools", "write"},
+    "cli": {"compat", "integrations", "prepare", "prewarming", "testing", "tools", "write"},
 }
 """Wings, and the wings that each may import. No wing is imported by the core."""
 FACADE = {"__init__": set(WINGS), "__main__": {"cli"}, "run_megatron": {"compat"}}

@@ -40,6 +40,7 @@ _ALL = _OF_ENERGON | {
     "completion": "Print a script that completes commands in bash, zsh or fish.",
     "convert": "Write MDS, LitData, Parquet, Hugging Face, CSV, JSONL or plain files as tars.",
     "cost": "Write one number a sample, such as its tokens, for planned packing.",
+    "demo-data": "Write the small datasets that the documents use, and serve them as S3.",
     "diff": "Compare two datasets.",
     "doctor": "Find out whether a dataset can be read, how fast, and with which settings.",
     "explain": "Show the requests of training steps, and why each is made.",

@@ -87,7 +87,7 @@ class FileOperations:
         >>> files.readdir("/00000000", 0)
         ['.', '..', 'jpg', 'txt']
         >>> files.read("/00000000/txt", 7, 0, 0)
-        b'caption'
+        b'a red c'
     """
 
     def __init__(self, tree: FileTree) -> None:

@@ -143,7 +143,7 @@ def get_train_dataset(
         ... )
         >>> batch = next(iter(get_savable_loader(dataset)))
         >>> batch.image.shape
-        torch.Size([4, 3, 8, 8])
+        torch.Size([4, 3, 48, 64])
     """
     shuffling = Shuffling(shuffle_buffer_size, max_samples_per_sequence, parallel_shard_iters)
     request = DatasetRequest.of(

@@ -191,7 +191,7 @@ def prefetch_to_device(
         >>> dataset = get_val_dataset("captions", worker_config=config, batch_size=4)
         >>> for batch in prefetch_to_device(get_savable_loader(dataset), "cpu"):  # or "cuda"
         ...     print(batch.image.device, batch.image.shape)
-        cpu torch.Size([4, 3, 8, 8])
-        cpu torch.Size([4, 3, 8, 8])
+        cpu torch.Size([4, 3, 48, 64])
+        cpu torch.Size([4, 3, 48, 64])
     """
     return DevicePrefetcher(loader, device, non_blocking=non_blocking, depth=depth)

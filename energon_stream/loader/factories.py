@@ -86,7 +86,7 @@ def get_loader(
         >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
         >>> loader = get_loader(get_val_dataset("captions", batch_size=4, worker_config=config))
         >>> next(iter(loader)).image.shape
-        torch.Size([4, 3, 8, 8])
+        torch.Size([4, 3, 48, 64])
     """
     return BasicDataLoader(**_arguments(locals()))
 

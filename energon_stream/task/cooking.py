@@ -44,7 +44,7 @@ class Cooker(Generic[T_co]):
         >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
         >>> dataset = get_val_dataset("crude", worker_config=config, batch_size=2, task_encoder=Task())
         >>> next(iter(dataset)).image.shape
-        torch.Size([2, 3, 8, 8])
+        torch.Size([2, 3, 48, 64])
     """
 
     cook: Callable[..., T_co]

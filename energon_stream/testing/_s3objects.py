@@ -116,8 +116,9 @@ class FolderObjects:
     def put(self, bucket: str, key: str, data: bytes | bytearray) -> StoredObject:
         path = self._path(bucket, key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Outside the buckets, so that no listing shows it.
-        with tempfile.NamedTemporaryFile(dir=self._root, prefix=".upload-", delete=False) as file:
+        # Beside the bucket, which may be a link to a folder elsewhere, so that no listing shows it.
+        beside = (self._root / bucket).resolve().parent
+        with tempfile.NamedTemporaryFile(dir=beside, prefix=".upload-", delete=False) as file:
             file.write(data)
             file.flush()
             os.replace(file.name, path)

@@ -46,7 +46,7 @@ class FileTree:
         >>> sorted(tree.names(""))[:2]
         ['00000000.jpg', '00000000.txt']
         >>> tree.size("00000000.txt"), tree.read("00000000.txt", 0, 7)
-        (9, b'caption')
+        (21, b'a red c')
     """
 
     def __init__(self, spec: StoreSpec, *, sample_folders: bool = False, allow_slow: bool = False) -> None:

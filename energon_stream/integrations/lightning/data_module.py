@@ -206,7 +206,7 @@ class EnergonDataModule(EnergonDataHooks, _Base):
         ...     val_options={"batch_size": 4},
         ... )
         >>> next(iter(data.val_dataloader())).image.shape  # Trainer().fit(model, datamodule=data)
-        torch.Size([4, 3, 8, 8])
+        torch.Size([4, 3, 48, 64])
     """
 
 

@@ -75,7 +75,7 @@ def serving(
         >>> with serving("captions") as served:
         ...     found = json.load(urllib.request.urlopen(f"{served.url}api/samples?count=1"))
         >>> found["total"], found["samples"][0]["parts"][1]["text"]
-        (48, 'caption 0')
+        (48, 'a red circle on black')
     """
     return_large_blocks()
     run = run or Run()

@@ -1,0 +1,117 @@
+"""The data of the documents, and the S3 that serves it: read by tarfile, Pillow, wave, pyarrow and boto3."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import tarfile
+import wave
+from pathlib import Path
+
+import boto3
+import children
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from energon_stream.cli.main import main
+
+
+def demo_data(*arguments: object) -> str:
+    done = CliRunner().invoke(main, ["demo-data", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("demo") / "data"
+    demo_data(path)
+    return path
+
+
+def test_other_programs_read_each(folder):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    names = []
+    for tar in sorted((folder / "captions").glob("*.tar")):
+        with tarfile.open(tar) as file:
+            names += file.getnames()
+    assert [name.partition(".")[2] for name in names] == ["jpg", "txt"] * 64
+    photos = sorted((folder / "photos").rglob("*.jpg"))
+    assert len(photos) == 60
+    for photo in photos:
+        shape, caption = photo.parent.name, photo.with_suffix(".txt").read_text()
+        assert f" {shape} on " in caption
+        with Image.open(photo) as image:
+            assert image.size == (64, 48)
+    rows = [json.loads(line) for line in (folder / "photos.jsonl").read_text().splitlines()]
+    assert sorted(folder / row["file"] for row in rows) == photos
+    table = parquet.read_table(folder / "photos.parquet").to_pylist()
+    assert [row["caption"] for row in table] == [row["caption"] for row in rows]
+    assert Image.open(io.BytesIO(table[7]["image"])).size == (64, 48)
+    for sound in sorted((folder / "speech").glob("*.wav")):
+        with wave.open(str(sound)) as file:
+            seconds = file.getnframes() // file.getframerate()
+        assert sound.with_suffix(".txt").read_text() == f"a tone of {seconds} seconds"
+    assert len(list((folder / "videos").glob("*.mp4"))) == len(list((folder / "videos").glob("*.json"))) == 8
+
+
+def test_it_is_the_same_everywhere_and_stays_as_it_is(folder, tmp_path):
+    demo_data(tmp_path / "data")
+    files = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    assert files == {
+        path.relative_to(tmp_path / "data") for path in (tmp_path / "data").rglob("*") if path.is_file()
+    }
+    for file in files:
+        if file.suffix in (".tar", ".jpg", ".txt", ".jsonl", ".wav"):
+            assert (tmp_path / "data" / file).read_bytes() == (folder / file).read_bytes()
+    mine = tmp_path / "data/photos/circle/000.txt"
+    mine.write_text("mine")
+    (tmp_path / "data/mix.yaml").unlink()
+    demo_data(tmp_path / "data")
+    assert mine.read_text() == "mine"
+    assert (tmp_path / "data/mix.yaml").read_bytes() == (folder / "mix.yaml").read_bytes()
+
+
+def test_what_needs_a_missing_package_is_left_out_and_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    datasets = json.loads(demo_data(tmp_path, "--json"))["datasets"]
+    missing = {Path(data["path"]).name: data["missing"] for data in datasets if data["missing"]}
+    assert missing["photos.parquet"] == "run `pip install 'energon-stream[parquet]'`"
+    assert not (tmp_path / "photos.parquet").exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_serve_prints_what_another_client_needs(folder, tmp_path, monkeypatch):
+    command = ("-m", "energon_stream", "demo-data", str(folder), "--serve", "--port", "0")
+    read, write = os.pipe()
+    with open(read) as printed, children.start(*command, stdout=write) as child:
+        os.close(write)
+        words = printed.readline().split()
+        assert words[0] == "export"
+        for word in words[1:]:
+            name, _, value = word.partition("=")
+            monkeypatch.setenv(name, value)
+        client = boto3.client("s3")
+        (page,) = client.get_paginator("list_objects_v2").paginate(Bucket="data", Prefix="captions/")
+        files = [path for path in (folder / "captions").rglob("*") if path.is_file()]
+        assert {entry["Key"]: entry["Size"] for entry in page["Contents"]} == {
+            str(path.relative_to(folder)): path.stat().st_size for path in files
+        }
+        client.put_object(Bucket="data", Key="mine/a.txt", Body=b"mine")
+        assert (folder / "mine/a.txt").read_bytes() == b"mine"
+        assert not list(folder.parent.glob(".upload-*"))
+        child.send_signal(signal.SIGINT)
+        assert child.wait(60) == 0
+
+
+def test_a_port_that_is_taken_is_said(folder):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(main, ["demo-data", str(folder), "--serve", "--port", str(port)])
+    assert done.exit_code == 1
+    assert "choose another" in done.output
