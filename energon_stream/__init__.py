@@ -4,16 +4,8 @@
 need no PyTorch start fast.
 
 Example:
-    >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
-    >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-    >>> dataset = get_train_dataset(
-    ...     "captions",
-    ...     batch_size=4,
-    ...     shuffle_buffer_size=100,
-    ...     max_samples_per_sequence=100,
-    ...     worker_config=config,
-    ... )
-    >>> for batch in get_savable_loader(dataset):
+    >>> from energon_stream import get_savable_loader, get_train_dataset
+    >>> for batch in get_savable_loader(get_train_dataset("captions", batch_size=4)):
     ...     print(batch.image.shape, batch.caption)
     ...     break
     torch.Size([4, 3, 48, 64]) ['...', '...', '...', '...']

@@ -9,6 +9,7 @@
     │   ├── CacheDirectoryError (OSError)   the cache directory is not safe, or its file system has no locks
     │   ├── EmptyStreamError                there are more streams than samples
     │   ├── MissingPackageError (ImportError)  an optional package is not installed
+    │   ├── UnknownArgumentError (TypeError)  a function has no such argument
     │   ├── UntrustedCodeError              a dataset names code that the user did not trust
     │   ├── UntrustedUrlError               a dataset names a place that the user did not allow
     │   └── WeightsError                    weights that a mixture cannot take
@@ -117,6 +118,7 @@ __all__ = [
     "ThrottledError",
     "TooManyBadSamplesError",
     "TransientStorageError",
+    "UnknownArgumentError",
     "UnsupportedStoreError",
     "UntrustedCodeError",
     "UntrustedPickleError",
@@ -197,6 +199,10 @@ class EmptyStreamError(ConfigError):
 
 class MissingPackageError(ConfigError, ImportError):
     """An optional package is not installed; the hint names the extra that brings it."""
+
+
+class UnknownArgumentError(ConfigError, TypeError):
+    """A function has no argument of this name; the hint has the one that was meant."""
 
 
 class UntrustedCodeError(ConfigError):

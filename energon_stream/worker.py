@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from energon_stream.arguments import is_whole
 from energon_stream.conventions import Conventions, checked, conventions
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.plugins import load_plugin
@@ -159,6 +160,10 @@ class WorkerConfig:
     """The configuration that hooks see while they run; None outside of hooks."""
 
     def __post_init__(self) -> None:
+        for name, value in self.config().items():
+            if not is_whole(value):
+                hint = f"pass an integer; for text of the environment, int(os.environ[{name.upper()!r}])"
+                raise ConfigError(f"{name} is {value!r:.80}", hint=hint)
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"rank {self.rank} does not fit world_size {self.world_size}",

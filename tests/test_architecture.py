@@ -8,7 +8,7 @@ import energon_stream
 
 ROOT = Path(energon_stream.__file__).parent
 BASE = {
-    "arrays", "atomic_files", "conventions", "drawing", "edataclass", "errors", "fork", "imports",
+    "arguments", "arrays", "atomic_files", "conventions", "drawing", "edataclass", "errors", "fork", "imports",
     "limits", "living", "logs", "plugins", "printable", "progress", "rng", "samples", "selection", "threads", "tracing",
     "system_errors", "temporary_folders", "urls", "worker",
 }  # fmt: skip

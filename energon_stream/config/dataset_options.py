@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from energon_stream.arguments import check_names, is_whole
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.config.fields import parse_parts
 from energon_stream.config.metadataset_files import MetadatasetFiles
@@ -23,7 +24,7 @@ from energon_stream.read.read_options import ReadOptions
 from energon_stream.samples import CrudeSample
 from energon_stream.schedule import OrderSpec
 from energon_stream.storage import StoreSpec
-from energon_stream.task import Cooker, DefaultTaskEncoder, TaskEncoder
+from energon_stream.task import Cooker, DefaultTaskEncoder, TaskEncoder, check_encoder
 from energon_stream.urls import is_local
 from energon_stream.worker import WorkerConfig
 
@@ -181,10 +182,16 @@ class DatasetRequest:
         """Check options, and raise ConfigError if one is unknown or cannot work. ``with_cookers`` lets the
         encoder's cookers decide which parts are read.
         """
+        check_names(options, DatasetOptions.__optional_keys__)
         decoding = {name: value for name, value in options.items() if name not in _NOT_DECODING}
         config = options.get("worker_config") or WorkerConfig.default_worker_config()
+        if not isinstance(config, WorkerConfig):
+            raise ConfigError(
+                f"worker_config is {config!r:.80}", hint="pass WorkerConfig(rank, world_size, num_workers)"
+            )
         handler = options.get("handler")
         encoder = options.get("task_encoder") or DefaultTaskEncoder()
+        check_encoder(encoder)
         bounds = options.get("limits") or Limits.from_environment()
         if not isinstance(bounds, Limits):
             raise ConfigError(f"limits is {bounds!r:.80}", hint="pass Limits(…)")
@@ -242,14 +249,14 @@ def _with_handler(config: WorkerConfig, handler: Callable[[Exception, Any], Any]
         handler(error, key)
 
     # The caller of the function that opens the dataset.
-    warn_deprecated("handler=", "WorkerConfig(global_error_handler=…)", stacklevel=4)
+    warn_deprecated("handler=", "WorkerConfig(global_error_handler=…)", stacklevel=5)
     return replace(config, global_error_handler=call)
 
 
 def _limits(limits: ReadOptions, batch_size: int | None, packing_buffer_size: int | None) -> ReadOptions:
     for name, value in (("batch_size", batch_size), ("packing_buffer_size", packing_buffer_size)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}", hint="use 1 or more, or None")
+        if value is not None and not is_whole(value, 1):
+            raise ConfigError(f"{name} is {value!r:.80}", hint="use 1 or more, or None")
     if limits.first_samples is not None:
         return limits
     # The first batch is fetched in small requests, so that it arrives early. Packing needs a full buffer
@@ -284,12 +291,6 @@ def _declared(
 
 def _decoder(own: FileStoreDecoder | None, decoding: dict[str, Any]) -> FileStoreDecoder | None:
     """Return the encoder's own decoder, or a new one made of the arguments."""
-    unknown = sorted(decoding.keys() - DecodingOptions.__optional_keys__)
-    if unknown:
-        known = list(DecodingOptions.__annotations__)
-        raise ConfigError(
-            f"unknown arguments {unknown}", hint=f"beside the documented ones, {known} are known"
-        )
     if decoding.pop("auto_decode", None) is False:
         if decoding:
             raise ConfigError(f"auto_decode=False leaves bytes, so {sorted(decoding)} cannot be honoured")

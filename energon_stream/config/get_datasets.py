@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Required, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from energon_stream.arguments import MAX_SAMPLES_PER_SEQUENCE, SHUFFLE_BUFFER_SIZE, names_checked
 from energon_stream.config.dataset_options import DatasetRequest, OpeningOptions, SharedOptions, Shuffling
 from energon_stream.config.mixture import open_mixture
 from energon_stream.config.planned_packs import PlannedPacking, pack_mixture
@@ -39,8 +40,8 @@ class _ValOptions(_Options, total=False):
 
 
 class _TrainOptions(_Options, total=False):
-    shuffle_buffer_size: Required[int | None]
-    max_samples_per_sequence: Required[int | None]
+    shuffle_buffer_size: int | None
+    max_samples_per_sequence: int | None
     packing: PlannedPacking | None
     virtual_epoch_length: int
     shuffle_over_epochs_multiplier: int | None
@@ -71,12 +72,13 @@ def get_train_dataset(
 ) -> SavableDataset[T]: ...
 
 
+@names_checked(*SharedOptions.__optional_keys__)
 def get_train_dataset(
     path: PathOption,
     *,
     batch_size: int | None,
-    shuffle_buffer_size: int | None,
-    max_samples_per_sequence: int | None,
+    shuffle_buffer_size: int | None = SHUFFLE_BUFFER_SIZE,
+    max_samples_per_sequence: int | None = MAX_SAMPLES_PER_SEQUENCE,
     worker_config: WorkerConfig | None = None,
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     split_part: str = "train",
@@ -102,7 +104,8 @@ def get_train_dataset(
         shuffle_buffer_size: Samples among which each is shuffled; None or 1 for none. A large buffer costs no
             memory, because it holds references and no samples.
         max_samples_per_sequence: Samples that are read in sequence before another place is read. Smaller is
-            more random, and costs more requests. None reads the shards whole.
+            more random, and costs more requests. None reads the shards whole. Both defaults fit most data,
+            and are a part of saved states; ``docs/concepts/order.md`` says why.
         batch_drop_last: Whether a last batch that is not full is dropped.
         packing_buffer_size: Samples to select packs from; None for no packing.
         packing: Packs that are planned for the whole job; see :class:`PlannedPacking`. ``batch_size`` counts
@@ -128,21 +131,15 @@ def get_train_dataset(
         type of ``task_encoder``; without one, single samples by ``sample_type``.
 
     Raises:
-        ConfigError: An option is unknown, or cannot work.
+        UnknownArgumentError: An option is unknown.
+        ConfigError: An option cannot work.
         StorageError: The dataset cannot be reached.
         DatasetError: The dataset is not prepared, or its metadata is wrong.
 
     Example:
-        >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
-        >>> dataset = get_train_dataset(
-        ...     "captions",
-        ...     batch_size=4,
-        ...     shuffle_buffer_size=100,
-        ...     max_samples_per_sequence=100,
-        ...     worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        ... )
-        >>> batch = next(iter(get_savable_loader(dataset)))
-        >>> batch.image.shape
+        >>> from energon_stream import get_savable_loader, get_train_dataset
+        >>> with get_savable_loader(get_train_dataset("captions", batch_size=4)) as loader:
+        ...     print(next(iter(loader)).image.shape)
         torch.Size([4, 3, 48, 64])
     """
     shuffling = Shuffling(shuffle_buffer_size, max_samples_per_sequence, parallel_shard_iters)
@@ -200,6 +197,7 @@ def get_val_dataset(
 ) -> SavableDataset[T]: ...
 
 
+@names_checked(*SharedOptions.__optional_keys__)
 def get_val_dataset(  # noqa: D417 # get_train_dataset describes the other arguments
     path: PathOption,
     *,
@@ -222,10 +220,9 @@ def get_val_dataset(  # noqa: D417 # get_train_dataset describes the other argum
         limit: Batches of a pass of one rank; None for all.
 
     Example:
-        >>> from energon_stream import WorkerConfig, get_val_dataset
-        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        >>> [len(batch.caption) for batch in get_val_dataset("captions", batch_size=3, worker_config=config)]
-        [3, 3, 2]
+        >>> from energon_stream import get_val_dataset
+        >>> sum(len(batch.caption) for batch in get_val_dataset("captions", batch_size=3))
+        8
     """
     request = DatasetRequest.of(
         path,
@@ -240,6 +237,7 @@ def get_val_dataset(  # noqa: D417 # get_train_dataset describes the other argum
     return _batched(request, datasets, batch_drop_last, limit, ends)
 
 
+@names_checked(*SharedOptions.__optional_keys__)
 def get_val_datasets(
     path: PathOption,
     *,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from energon_stream.arguments import names_checked
 from energon_stream.errors import ConfigError
 from energon_stream.loader.loader import BasicDataLoader
 from energon_stream.loader.savable import SavableDataLoader
@@ -30,10 +31,11 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
                 "the loader's worker_config differs from the dataset's",
                 hint="leave it out: the loader uses the dataset's",
             )
-        warn_deprecated("worker_config= of a loader", "that of the dataset", stacklevel=3)
+        warn_deprecated("worker_config= of a loader", "that of the dataset", stacklevel=4)
     return given
 
 
+@names_checked()
 def get_loader(
     dataset: SavableDataset[T],
     *,
@@ -91,6 +93,7 @@ def get_loader(
     return BasicDataLoader(**_arguments(locals()))
 
 
+@names_checked()
 def get_savable_loader(
     dataset: SavableDataset[T],
     *,

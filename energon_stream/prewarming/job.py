@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.arguments import MAX_SAMPLES_PER_SEQUENCE, SHUFFLE_BUFFER_SIZE
 from energon_stream.cache import BlockCache, CacheConfig, CachedStore, CacheLayer, shared_cache
 from energon_stream.config import get_train_dataset
 from energon_stream.config.dataset_options import CacheOption, cache_layer
@@ -46,8 +47,8 @@ def prewarm(
     ranks: Sequence[int] | None = None,
     worker_config: WorkerConfig | None = None,
     batch_size: int | None = None,
-    shuffle_buffer_size: int | None = None,
-    max_samples_per_sequence: int | None = None,
+    shuffle_buffer_size: int | None = SHUFFLE_BUFFER_SIZE,
+    max_samples_per_sequence: int | None = MAX_SAMPLES_PER_SEQUENCE,
     prefetch_factor: int = 2,
     verify: bool = False,
     dry_run: bool = False,

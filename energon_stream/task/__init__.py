@@ -4,6 +4,7 @@ from energon_stream.task.augment import AugmentTaskEncoder
 from energon_stream.task.build import DatasetBlendMode, LoadedDataset, call_with_accepted
 from energon_stream.task.cooking import Cooker, basic_sample_keys, cooker
 from energon_stream.task.encoder import DefaultTaskEncoder, TaskEncoder
+from energon_stream.task.hooks import check_encoder
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless, stateless
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "TaskEncoder",
     "basic_sample_keys",
     "call_with_accepted",
+    "check_encoder",
     "cooker",
     "get_failure_tolerance",
     "get_stateless",

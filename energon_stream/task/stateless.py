@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 
+from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
 from energon_stream.worker import active_config
 
@@ -130,7 +131,13 @@ def stateless(
     """
 
     def mark(function: F) -> F:
-        marked: Any = _with_seeds(function) if restore_seeds else function
+        marked: Any = function
+        if isinstance(marked, type) or not (callable(marked) or hasattr(marked, "__func__")):
+            raise ConfigError(
+                f"@stateless marks functions, and this is {function!r:.80}",
+                hint="write @stateless or @stateless(restore_seeds=True) above each hook",
+            )
+        marked = _with_seeds(function) if restore_seeds else function
         marked.__stateless__ = True
         if failure_tolerance is not None:
             marked.__failure_tolerance__ = failure_tolerance

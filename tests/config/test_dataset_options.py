@@ -64,5 +64,5 @@ def test_deprecated_arguments_warn_where_they_are_passed(folder):
 
 
 def test_unknown_arguments_are_named(folder):
-    with pytest.raises(ConfigError, match=r"unknown arguments \['image_decoding'\].*image_decode"):
+    with pytest.raises(ConfigError, match=r"unknown argument 'image_decoding'.*'image_decode'"):
         get_val_dataset(folder, batch_size=1, worker_config=CONFIG, image_decoding="pil")

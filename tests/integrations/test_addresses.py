@@ -7,6 +7,7 @@ classes (``=`` marks those with a default), and the names that it imports from i
 import importlib
 import inspect
 import json
+import pickle
 import subprocess
 import sys
 from enum import EnumType
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from energon_stream import get_train_dataset
 from energon_stream.compat.addresses import MISSING_MODULES, MISSING_NAMES, NAMES, home, missing_reason
-from energon_stream.errors import MissingNameError, MissingPackageError
+from energon_stream.errors import MissingNameError, MissingPackageError, UnknownArgumentError
 
 FACTS = [
     json.loads(line) for line in Path(__file__).with_name("energon_7_4_1.jsonl").read_text().splitlines()
@@ -157,6 +159,20 @@ def test_parameters_agree():
                 if said is not None:
                     wrong[name] = said
     assert wrong.keys() == DIFFERENT.keys(), wrong
+
+
+@pytest.mark.parametrize("address", ["", "task_encoder", "task_encoder.loader"])
+def test_the_order_must_be_given_under_the_alias(address):
+    function = importlib.import_module(f"megatron.energon.{address}".rstrip(".")).get_train_dataset
+    parameters = inspect.signature(function).parameters
+    demanded = {name for name, each in parameters.items() if each.default is each.empty} - {"options"}
+    assert demanded == {"path", "batch_size", "shuffle_buffer_size", "max_samples_per_sequence"}
+    assert inspect.signature(get_train_dataset).parameters.keys() == parameters.keys()
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'max_samples_per_seq"):
+        function("nowhere", batch_size=4, shuffle_buffer_size=None)
+    with pytest.raises(UnknownArgumentError, match="'max_samples_per_sequence'"):
+        function("nowhere", batch_size=4, shuffle_buffer_size=None, max_samples_per_sequenc=None)
+    assert pickle.loads(pickle.dumps(function)) is function
 
 
 def test_missing_modules_say_why():

@@ -313,7 +313,7 @@ class Blending(DefaultTaskEncoder):
         ("whole", {"prefetch_factor": -1}, "prefetch_factor is -1"),
         ("whole", {"ranks": [1]}, "not ranks of world_size 1"),
         ("mixed.yaml", {"task_encoder": Blending()}, "order of the samples is not known"),
-        ("whole", {"unheard_of": 1}, "unknown arguments"),
+        ("whole", {"unheard_of": 1}, "unknown argument 'unheard_of'"),
     ],
 )
 def test_what_cannot_work_is_refused(server, cache, name, changes, message):

@@ -26,7 +26,6 @@ else:
 
 _HOST = "127.0.0.1"
 _STOP_SECONDS = 2
-_ORDER: Mapping[str, Any] = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def serving(
     config_type, server_type = uvicorn.Config, uvicorn.Server  # before the dataset is read
     catalog = Catalog(path, storage_options, **names)
     limits = limits or Limits.from_environment()
-    training = {**_ORDER, **run.options, "storage_options": storage_options, "limits": limits, **names}
+    training = {**run.options, "storage_options": storage_options, "limits": limits, **names}
     pages = Pages(catalog, StepFinder(path, training), run, limits)
     app = make_app(pages, token)
     try:

@@ -1,0 +1,61 @@
+"""Checks of the arguments of functions that users call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import wraps
+from inspect import signature
+from numbers import Integral
+from typing import ParamSpec, TypeVar
+
+from energon_stream.errors import UnknownArgumentError
+from energon_stream.printable import nearest
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SHUFFLE_BUFFER_SIZE = MAX_SAMPLES_PER_SEQUENCE = 100
+"""Defaults of training, for all data and all ranks; ``docs/concepts/order.md`` says why."""
+
+_ELSEWHERE = {
+    "num_workers": "it belongs to worker_config: WorkerConfig(rank=0, world_size=1, num_workers=4)",
+    "seed": "it belongs to worker_config: WorkerConfig(…, seed_offset=1)",
+    "shuffle": "pass shuffle_buffer_size=100, or 1 for none; get_val_dataset keeps the order",
+    "decoder": "set it in the task encoder: class Encoder(DefaultTaskEncoder): decoder = …",
+    "cookers": "set them in the task encoder: class Encoder(DefaultTaskEncoder): cookers = [Cooker(…)]",
+    "collate_fn": "override `batch` of a task encoder",
+    "transform": "override `encode_sample` of a task encoder",
+    "limit": "get_val_dataset has it; for training, set virtual_epoch_length, or leave the loop",
+}
+"""Names that other libraries use here, and what does the same."""
+
+
+def is_whole(value: object, least: float = -math.inf) -> bool:
+    """Return True for a whole number from ``least`` on, of Python or NumPy, and no bool."""
+    return type(value) is not bool and isinstance(value, Integral) and int(value) >= least
+
+
+def check_names(given: Iterable[str], known: Iterable[str], where: str | None = None) -> None:
+    """Raise UnknownArgumentError for the first name that is not known."""
+    names = set(known)
+    for name in given:
+        if name not in names:
+            hint = _ELSEWHERE.get(name) or nearest(name, names)
+            raise UnknownArgumentError(f"unknown argument {name!r}", where=where, hint=hint)
+
+
+def names_checked(*more: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a function name unknown keywords before missing ones. ``more`` is what its ``**options`` may be."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        known = {*signature(function).parameters, *more}
+
+        @wraps(function)
+        def call(*args: P.args, **options: P.kwargs) -> T:
+            check_names(options, known, f"{function.__name__}()")
+            return function(*args, **options)
+
+        return call
+
+    return decorate
