@@ -160,10 +160,9 @@ class WorkerConfig:
     """The configuration that hooks see while they run; None outside of hooks."""
 
     def __post_init__(self) -> None:
-        for name, value in self.config().items():
-            if not is_whole(value):
-                hint = f"pass an integer; for text of the environment, int(os.environ[{name.upper()!r}])"
-                raise ConfigError(f"{name} is {value!r:.80}", hint=hint)
+        wrong = [f"{name} is {value!r:.80}" for name, value in self.config().items() if not is_whole(value)]
+        if wrong:
+            raise ConfigError(wrong[0], hint="pass an integer, such as int(os.environ['RANK'])")
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"rank {self.rank} does not fit world_size {self.world_size}",

@@ -23,14 +23,12 @@ from energon_stream.worker import WorkerConfig
 order_options = option_group(
     click.option("--split", "split_part", default="train", help="Split part, or split of a metadataset."),
     click.option("--batch-size", type=int, help="Samples of a step."),
-    click.option(
-        "--shuffle-buffer-size", default=SHUFFLE_BUFFER_SIZE, help="As in training; 1: no shuffling."
-    ),
+    click.option("--shuffle-buffer-size", default=SHUFFLE_BUFFER_SIZE, help="As in training; 1 for none."),
     click.option(
         "--max-samples-per-sequence",
         default=MAX_SAMPLES_PER_SEQUENCE,
         callback=parsed(lambda number: number or None),
-        help="As in training; 0 for None: whole shards.",
+        help="As in training; 0 for None.",
     ),
     click.option("--parallel-shard-iters", type=int, help="As in training."),
     click.option("--shuffle-over-epochs-multiplier", default=1, help="As in training."),

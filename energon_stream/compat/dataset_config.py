@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import update_wrapper
+from inspect import unwrap
+from types import FunctionType
 from typing import IO, TYPE_CHECKING, Any
 
 from energon_stream import config
+from energon_stream.arguments import names_checked
 from energon_stream.compat import dataset_classes as factories
 from energon_stream.compat.epath import EPath
+from energon_stream.config.dataset_options import SharedOptions
 from energon_stream.config.named_code import import_class, is_own_module, read_class
 from energon_stream.config.sample_types import resolve_sample_type
 from energon_stream.errors import ConfigError, MetadataError
@@ -148,3 +153,18 @@ def _class(document: Mapping[str, Any], where: str) -> Any:
     if name not in known:
         raise MetadataError(f"there is no dataset class {name!r}", where=where, hint=nearest(name, known))
     return known[name]
+
+
+def _demanding(function: Any, *names: str) -> Any:
+    """Return the same function without the defaults of some parameters: programs inspect the signature."""
+    made: Any = update_wrapper(FunctionType(function.__code__, function.__globals__), function)
+    del made.__wrapped__
+    made.__module__ = __name__  # by which it is pickled
+    made.__kwdefaults__ = {
+        name: value for name, value in function.__kwdefaults__.items() if name not in names
+    }
+    return names_checked(*SharedOptions.__optional_keys__)(made)
+
+
+_ORDER = ("shuffle_buffer_size", "max_samples_per_sequence")
+get_train_dataset = _demanding(unwrap(config.get_train_dataset), *_ORDER)

@@ -54,8 +54,7 @@ class TrainingRun:
 
     Example:
         >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset, open_run
-        >>> options = {"batch_size": 4, "shuffle_buffer_size": 16, "max_samples_per_sequence": 8}
-        >>> dataset = get_train_dataset("captions", worker_config=WorkerConfig(0, 1, 0), **options)
+        >>> dataset = get_train_dataset("captions", batch_size=4, worker_config=WorkerConfig(0, 1, 0))
         >>> with get_savable_loader(dataset, run="runs/b") as loader:
         ...     first = next(iter(loader))
         >>> run = open_run("runs/b")
@@ -317,8 +316,7 @@ def open_run(url: str, *, storage_options: Mapping[str, Any] | None = None) -> T
     Example:
         >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset, open_run
         >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        >>> options = {"batch_size": 4, "shuffle_buffer_size": 16, "max_samples_per_sequence": 8}
-        >>> dataset = get_train_dataset("captions", worker_config=config, **options)
+        >>> dataset = get_train_dataset("captions", batch_size=4, worker_config=config)
         >>> with get_savable_loader(dataset, run="runs/a") as loader:
         ...     first = next(iter(loader))
         >>> (step,) = open_run("runs/a").which(0)

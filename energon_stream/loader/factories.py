@@ -129,9 +129,9 @@ def get_savable_loader(
     Example:
         >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
         >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        >>> options = {"batch_size": 4, "shuffle_buffer_size": 16, "max_samples_per_sequence": 8}
         >>> def open_loader():
-        ...     return get_savable_loader(get_train_dataset("captions", worker_config=config, **options))
+        ...     dataset = get_train_dataset("captions", batch_size=4, worker_config=config)
+        ...     return get_savable_loader(dataset)
         >>> loader = open_loader()
         >>> batches = iter(loader)
         >>> first = next(batches)

@@ -262,9 +262,8 @@ class BasicDataLoader(ObservedLoader[T]):
 
         Example:
             >>> from energon_stream import WorkerConfig, get_loader, get_train_dataset
-            >>> options = {"shuffle_buffer_size": 16, "max_samples_per_sequence": 8}
             >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-            >>> dataset = get_train_dataset("mix.yaml", batch_size=None, worker_config=config, **options)
+            >>> dataset = get_train_dataset("mix.yaml", batch_size=None, worker_config=config)
             >>> loader = get_loader(dataset)
             >>> loader.set_weights({"captions": 0, "texts": 1}, at_step=5)
             >>> [type(sample).__name__ for step, sample in zip(range(8), loader)][5:]

@@ -79,9 +79,9 @@ class MixtureReport:
 
     Example:
         >>> from energon_stream import WorkerConfig, get_loader, get_train_dataset
-        >>> options = {"shuffle_buffer_size": 16, "max_samples_per_sequence": 8, "draws": "even"}
         >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        >>> dataset = get_train_dataset("mix.yaml", batch_size=None, worker_config=config, **options)
+        >>> options = {"worker_config": config, "draws": "even"}
+        >>> dataset = get_train_dataset("mix.yaml", batch_size=None, **options)
         >>> loader = get_loader(dataset)
         >>> for step, sample in zip(range(8), loader):
         ...     pass

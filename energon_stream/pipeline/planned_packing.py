@@ -119,8 +119,6 @@ class PlannedPackingDataset(PackMaker[Any]):
         >>> dataset = get_train_dataset(
         ...     "texts",
         ...     batch_size=None,
-        ...     shuffle_buffer_size=None,
-        ...     max_samples_per_sequence=None,
         ...     worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
         ...     task_encoder=Packs(),
         ...     packing=PlannedPacking(cost=[3] * 48, capacity=8),

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.arguments import MAX_SAMPLES_PER_SEQUENCE, SHUFFLE_BUFFER_SIZE
 from energon_stream.cache import BlockCache, CacheConfig, CachedStore, CacheLayer, shared_cache
 from energon_stream.config import get_train_dataset
 from energon_stream.config.dataset_options import CacheOption, cache_layer
@@ -47,8 +46,6 @@ def prewarm(
     ranks: Sequence[int] | None = None,
     worker_config: WorkerConfig | None = None,
     batch_size: int | None = None,
-    shuffle_buffer_size: int | None = SHUFFLE_BUFFER_SIZE,
-    max_samples_per_sequence: int | None = MAX_SAMPLES_PER_SEQUENCE,
     prefetch_factor: int = 2,
     verify: bool = False,
     dry_run: bool = False,
@@ -76,8 +73,6 @@ def prewarm(
         worker_config: As in training; it determines the number of streams.
         batch_size: As in training: with ``packing``, packs. Where the encoder filters or packs, the
             approximate number of samples that a step consumes.
-        shuffle_buffer_size: As in training.
-        max_samples_per_sequence: As in training.
         prefetch_factor: The loader's.
         verify: Read everything back afterwards, and compare hashes.
         dry_run: Fetch no samples; only find out what would be fetched. Metadata and indices are read, and
@@ -105,12 +100,7 @@ def prewarm(
     layer = cache_layer(cache)
     if layer is None and not dry_run:
         raise ConfigError("there is no cache to fill", hint="Pass cache=, or set ENERGON_STREAM_CACHE_DIR.")
-    training = {
-        "batch_size": batch_size,
-        "shuffle_buffer_size": shuffle_buffer_size,
-        "max_samples_per_sequence": max_samples_per_sequence,
-        **options,
-    }
+    training = {"batch_size": batch_size, **options}
     kept = None if layer is None else layer.config
     job = _Job(path, training, config, node_ranks(config, ranks), amount, kept, verify, dry_run, progress)
     plan = job if engine is None else replace(job, dry_run=True)

@@ -49,11 +49,9 @@ class ReadOptions:
         ConfigError: A limit is not positive, the deadline is negative, or ``verify`` is unknown.
 
     Example:
-        >>> from energon_stream import ReadOptions, WorkerConfig, get_train_dataset
-        >>> dataset = get_train_dataset(
-        ...     "captions", batch_size=4, shuffle_buffer_size=10, max_samples_per_sequence=10,
-        ...     worker_config=WorkerConfig(0, 1, 0), read_options=ReadOptions(byte_budget=64 << 20),
-        ... )
+        >>> from energon_stream import ReadOptions, get_train_dataset
+        >>> limits = ReadOptions(byte_budget=64 << 20)
+        >>> dataset = get_train_dataset("captions", batch_size=4, read_options=limits)
     """
 
     byte_budget: int = 256 << 20

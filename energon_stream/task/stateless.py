@@ -133,10 +133,8 @@ def stateless(
     def mark(function: F) -> F:
         marked: Any = function
         if isinstance(marked, type) or not (callable(marked) or hasattr(marked, "__func__")):
-            raise ConfigError(
-                f"@stateless marks functions, and this is {function!r:.80}",
-                hint="write @stateless or @stateless(restore_seeds=True) above each hook",
-            )
+            hint = "write @stateless or @stateless(restore_seeds=True) above each hook"
+            raise ConfigError(f"@stateless marks functions, and this is {function!r:.80}", hint=hint)
         marked = _with_seeds(function) if restore_seeds else function
         marked.__stateless__ = True
         if failure_tolerance is not None:

@@ -202,7 +202,7 @@ class EnergonDataModule(EnergonDataHooks, _Base):
         ...     train="captions",
         ...     val="captions",
         ...     num_workers=0,
-        ...     train_options={"batch_size": 4, "shuffle_buffer_size": 16, "max_samples_per_sequence": None},
+        ...     train_options={"batch_size": 4},
         ...     val_options={"batch_size": 4},
         ... )
         >>> next(iter(data.val_dataloader())).image.shape  # Trainer().fit(model, datamodule=data)

@@ -127,9 +127,8 @@ def bench(
         StorageError: Something could not be read.
 
     Example:
-        >>> order = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
         >>> found = bench("s3://data/captions", batch_size=4, seconds=0.3, num_workers=[0],
-        ...     max_in_flight=[64], max_request=[6 << 20], **order)
+        ...     max_in_flight=[64], max_request=[6 << 20])
         >>> len(found.runs), found.code
         (1, 'worker_config=WorkerConfig(rank, world_size, num_workers=0)')
     """

@@ -84,8 +84,7 @@ def explain(
     Example:
         >>> from energon_stream import WorkerConfig
         >>> config = WorkerConfig(0, 1, 0)
-        >>> order = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
-        >>> found = explain("s3://data/captions", steps=(0, 1), batch_size=8, worker_config=config, **order)
+        >>> found = explain("s3://data/captions", steps=(0, 1), batch_size=8, worker_config=config)
         >>> found[0].reason, found[0].deadline, sum(request.samples for request in found)
         ('first_batch', 0, 8)
     """
@@ -184,8 +183,7 @@ def samples_of_step(dataset: ReaderDataset, step: int, batch_size: int) -> Refs:
         >>> from energon_stream import WorkerConfig
         >>> from energon_stream.prewarming.job import open_reader_dataset
         >>> config = WorkerConfig(0, 1, 0)
-        >>> order = {"batch_size": 4, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
-        >>> len(samples_of_step(open_reader_dataset("captions", config, False, order), 1, 4))
+        >>> len(samples_of_step(open_reader_dataset("captions", config, False, {"batch_size": 4}), 1, 4))
         4
     """
     if step < 0 or batch_size < 1:

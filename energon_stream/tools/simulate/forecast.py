@@ -142,8 +142,7 @@ def forecast(
     Example:
         >>> from energon_stream import WorkerConfig
         >>> config = WorkerConfig(0, 1, 0)
-        >>> order = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
-        >>> found = forecast("s3://data/captions", steps=2, batch_size=8, worker_config=config, **order)
+        >>> found = forecast("s3://data/captions", steps=2, batch_size=8, worker_config=config)
         >>> found.samples, int(found.order.counts.sum())
         (16, 16)
         >>> round(found.price(Prices(per_1000_requests=0.4)) / found.requests, 6)

@@ -82,8 +82,7 @@ def simulate(
         >>> from energon_stream import WorkerConfig
         >>> from energon_stream.tools.simulate import StoreModel, simulate
         >>> config = WorkerConfig(0, 1, 0)
-        >>> order = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
-        >>> far = simulate("captions", StoreModel(latency=0.2), batch_size=8, worker_config=config, **order)
+        >>> far = simulate("captions", StoreModel(latency=0.2), batch_size=8, worker_config=config)
         >>> far.samples, far.first_batch > 0.4
         (48, True)
     """
