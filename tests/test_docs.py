@@ -184,6 +184,23 @@ def test_the_api_page_has_every_public_name_once() -> None:
         assert hasattr(importlib.import_module(package), attribute), name
 
 
+def test_each_topic_of_the_api_has_a_page_of_its_names():
+    pages = [build_site.page_text(name, build_site.sources()[name]) for name in build_site.topics()]
+    shown = [name for page in pages for name in re.findall(r"^::: (.+)$", page, re.MULTILINE)]
+    assert shown == build_site.api_names(page("reference/api.md"))
+
+
+def test_the_search_knows_titles_alone_of_what_was_decided_and_measured():
+    def item(location: str, level: int, title: str, *path: str) -> dict[str, Any]:
+        return {"location": location, "level": level, "title": title, "text": "cache", "path": [*path, title]}
+
+    late = item("docs/decisions/018.html", 1, "018. The cache pins", "Project", "Decisions")
+    guide = item("docs/guides/cache.html", 1, "Cache and prewarm", "Guides", "Stores")
+    items = [late, item("docs/decisions/018.html#context", 2, "Context"), guide]
+    found = build_site.in_search({"config": {}, "items": items})["items"]
+    assert found == [guide, {**late, "title": "Decisions", "text": "018. The cache pins", "path": []}]
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_only_blocks_that_cannot_run_are_skipped(path: Path) -> None:
     text = path.read_text()

@@ -2,7 +2,8 @@
 
 It copies the pages to ``.site/pages``, has Zensical make HTML of them, and checks every link of the result.
 Pages keep their places, so their relative links work on a code host as well. Two kinds of pages are made on
-the way: notebooks become Markdown, and each name in ``docs/reference/api.md`` gets its docstring.
+the way: notebooks become Markdown, and each topic of ``docs/reference/api.md`` gets a page of docstrings. The
+search finds guides before what was decided, measured and changed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,18 @@ PAGES, HTML = SITE / "pages", SITE / "html"
 API = Path("docs/reference/api.md")
 ROOT_PAGES = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 OTHER_FILES = ("LICENSE", "docs/**/*.png", "docs/**/*.svg", "docs/**/*.json")
+LATE = (
+    "docs/decisions/",
+    "docs/benchmarks/",
+    "docs/reliability",
+    "ARCHITECTURE",
+    "CHANGELOG",
+    "CONTRIBUTING",
+)
+"""Pages of which the search knows the titles alone, as text, so that others come before them."""
+_TOPIC = re.compile(r"^## (.+)$", re.MULTILINE)
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_NAME = re.compile(r"^\* `([\w.]+)`$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
@@ -52,12 +64,25 @@ def navigation() -> list[Entry]:
     return list(walk(config["project"]["nav"], ""))
 
 
+def slug(title: str) -> str:
+    """Return a title as part of a path."""
+    return title.lower().replace(",", "").replace(" ", "-")
+
+
+def topics() -> dict[str, tuple[str, str]]:
+    """Return title and list of names of each topic of the API, by the path of its page."""
+    _, *parts = _TOPIC.split((ROOT / API).read_text())
+    found = zip(parts[::2], parts[1::2], strict=True)
+    return {f"{API.with_suffix('')}/{slug(title)}.md": (title, names) for title, names in found}
+
+
 def sources() -> dict[str, Path]:
     """Return the source of each page: Markdown, or a notebook of the same name."""
     found = [ROOT / name for name in ROOT_PAGES]
     found += sorted((ROOT / "examples").rglob("README.md"))
     found += [path for suffix in ("md", "ipynb") for path in sorted((ROOT / "docs").rglob(f"*.{suffix}"))]
-    return {str(path.relative_to(ROOT).with_suffix(".md")): path for path in found}
+    pages = {str(path.relative_to(ROOT).with_suffix(".md")): path for path in found}
+    return pages | dict.fromkeys(topics(), ROOT / API)
 
 
 def notebook_page(notebook: dict[str, Any]) -> str:
@@ -81,25 +106,34 @@ def notebook_page(notebook: dict[str, Any]) -> str:
 
 def api_names(page: str) -> list[str]:
     """Return the names that the API page lists, with their packages."""
-    listed = re.findall(r"^\* `([\w.]+)`$", page, re.MULTILINE)
+    listed = _NAME.findall(page)
     return [name if name.startswith("energon_stream.") else f"energon_stream.{name}" for name in listed]
 
 
-def with_docstrings(page: str) -> str:
-    """Return the API page with the docstring of each name in its place."""
-    return re.sub(
-        r"^\* `([\w.]+)`$", lambda match: f"\n::: {api_names(match[0])[0]}\n", page, flags=re.MULTILINE
-    )
+def topic_page(title: str, names: str) -> str:
+    """Return the page of a topic of the API, with the docstring of each name in its place."""
+    return f"# {title}\n" + _NAME.sub(lambda match: f"\n::: {api_names(match[0])[0]}\n", names)
+
+
+def api_index(page: str) -> str:
+    """Return the API page with a link from each topic, and from each name, to the page that has it."""
+    for path, (title, names) in topics().items():
+        target = f"{API.stem}/{Path(path).name}"
+        linked = _NAME.sub(lambda match: f"* [`{match[1]}`]({target}#{api_names(match[0])[0]})", names)  # noqa: B023
+        page = page.replace(f"## {title}\n{names}", f"## [{title}]({target})\n{linked}")
+    return page
 
 
 def page_text(page: str, source: Path) -> str:
     """Return a page as Markdown for the site."""
+    if page in topics():
+        return topic_page(*topics()[page])
     text = source.read_text()
     if source.suffix == ".ipynb":
         text = notebook_page(json.loads(text))
     # Pages link to notebooks, which a code host shows; the site has pages of them.
     text = re.sub(r"(\]\([^)#:\s]+)\.ipynb(?=[)#])", r"\1.md", text)
-    return with_docstrings(text) if page == str(API) else text
+    return api_index(text) if page == str(API) else text
 
 
 def first_sentence(text: str) -> str:
@@ -126,6 +160,8 @@ def llms_text() -> str:
             lines.append("")
         elif section is None:
             lines.append("")
+        if entry.page in topics():  # the page of all topics has their names
+            continue
         about = first_sentence(page_text(entry.page, found[entry.page]))
         link = found[entry.page].relative_to(ROOT)
         lines.append(f"* [{entry.title}]({link}){f': {about}' if about else ''}")
@@ -157,8 +193,32 @@ def build() -> None:
         sys.exit("the site has warnings")
     # The pages as text, which llms.txt names.
     for page, source in sources().items():
-        shutil.copy(source if source.suffix == ".ipynb" else PAGES / page, HTML / source.relative_to(ROOT))
+        notebook = source.suffix == ".ipynb"
+        shutil.copy(
+            source if notebook else PAGES / page, HTML / (source.relative_to(ROOT) if notebook else page)
+        )
     (HTML / "llms.txt").write_text(llms_text())
+    index = HTML / "search.json"
+    index.write_text(json.dumps(in_search(json.loads(index.read_text()))))
+
+
+def in_search(index: dict[str, Any]) -> dict[str, Any]:
+    """Return the index of the search, in which guides come first."""
+    ranked: list[list[dict[str, Any]]] = [[], [], []]
+    for item in index["items"]:
+        late, of_api = (
+            item["location"].startswith(LATE),
+            item["location"].startswith(str(API.with_suffix(""))),
+        )
+        if late and item["level"] > 1:
+            continue
+        if late:  # the words of a title count most
+            *above, _ = item["path"] or [""]
+            item |= {"title": above[-1] if above else "Project", "text": item["title"]}
+        if late or of_api:
+            item["path"] = []
+        ranked[2 if late else 1 if of_api else 0].append(item)
+    return {**index, "items": [item for items in ranked for item in items]}
 
 
 class _Page(HTMLParser):
@@ -201,7 +261,8 @@ def broken_links(folder: Path) -> list[str]:
 
 def missing_names() -> list[str]:
     """Return the names of the API page that have no docstring on the site."""
-    anchors = _Page((HTML / API.with_suffix(".html")).read_text()).anchors
+    pages = [(HTML / page).with_suffix(".html").read_text() for page in topics()]
+    anchors = {anchor for page in pages for anchor in _Page(page).anchors}
     return [name for name in api_names((ROOT / API).read_text()) if name not in anchors]
 
 
