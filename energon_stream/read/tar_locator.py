@@ -126,12 +126,16 @@ class TarLocator(Locator):
         ):
             return _cut_alike(self.leaf, path, data, found, excluded)
 
+        before = self._starts_before(request) if are_whole else None
+
         def cut(sample: int, number: int) -> RawSample | None:
             first, last = int(starts[number]), int(stops[number])
             try:
                 key, names, firsts, lasts, links = sample_parts(data, first, last)
                 if are_whole and self._goes_on(request, data, number, key):
                     raise CorruptTarError(f"it ends the sample {key!r} before its last part")
+                if before is not None and self._is_in(path, int(before[number]), begin + first, key):
+                    raise CorruptTarError(f"it begins within the sample {key!r}")
             except CorruptTarError as error:
                 raise self._mismatch(error, path, begin + first) from error
             if key in excluded:
@@ -164,6 +168,21 @@ class TarLocator(Locator):
                 name = split_name(member.name)
                 return name is not None and name[0] == key
         return False
+
+    def _starts_before(self, request: Request) -> Int64Array | None:
+        """Return where the sample before each begins; None if no ``.tar.idx`` of a local tar is used."""
+        if self._bounds is not None or not self.store.is_local or self.index.plain is not None:
+            return None
+        first = self.index.shard_starts[request.object]
+        return self.locate(np.maximum(request.samples - 1, first))[1][:, 0]
+
+    def _is_in(self, path: str, start: int, stop: int, key: str) -> bool:
+        """Return whether the last part in some bytes of a local tar is of a sample, given its key."""
+        data, last = self.store.get(path).data, None
+        with suppress(CorruptTarError):  # of the sample before, which will be named
+            for member in walk_members(lambda at, length: data[at : at + length], start, stop):
+                last = split_name(member.name) or last
+        return last is not None and last[0] == key
 
     def wrong_ranges(self, request: Request, data: memoryview) -> dict[int, ChecksumError]:
         starts, stops = request.starts - request.start, request.stops - request.start
