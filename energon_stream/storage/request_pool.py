@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -34,11 +34,11 @@ class _PoolTask(RequestTask):
 class _PoolRun(RequestRun[_PoolTask], AttemptListener):
     """A run that tells its pool of its attempts."""
 
-    __slots__ = ("_pool",)
+    __slots__ = ("_is_retry", "_pool")
 
     def __init__(self, pool: RequestPool, task: _PoolTask, *, is_second: bool = False) -> None:
         super().__init__(task, is_second=is_second)
-        self._pool = pool
+        self._pool, self._is_retry = pool, False
 
     @property
     def hedged_bytes(self) -> int:
@@ -46,12 +46,16 @@ class _PoolRun(RequestRun[_PoolTask], AttemptListener):
 
     def begin(self) -> None:
         """Begin an attempt; after a back-off, wait for a slot. Raises AnswerUnwanted if another run was
-        faster, or the answer was abandoned.
+        faster, or the answer was abandoned, and CancelledError if the pool was closed during the back-off.
         """
         pool, task = self._pool, self.task
         self.is_reading = False
         if task.future.unwanted:
             raise AnswerUnwanted
+        if self._is_retry:
+            pool.backing_off.discard(threading.current_thread())
+            if pool.scheduler.is_closing:
+                raise CancelledError
         with pool.granting:  # who grants a slot may still hold the lock, and not have noted it
             if pool.scheduler.begin(self, time.monotonic()):
                 return
@@ -66,6 +70,9 @@ class _PoolRun(RequestRun[_PoolTask], AttemptListener):
             return self._pool.scheduler.answered(self, time.monotonic())
 
     def end(self, error: BaseException | None) -> None:
+        self._is_retry = True
+        if error is not None:
+            self._pool.backing_off.add(threading.current_thread())
         with self._pool.granting:
             self._pool.scheduler.end(self, error, time.monotonic())
 
@@ -121,6 +128,7 @@ class RequestPool:
         # A queue waits in C; a Condition would cost 8 us more per request.
         self._granted: SimpleQueue[_PoolTask | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
+        self.backing_off: set[threading.Thread] = set()  # between two attempts
         self._threads_to_start: list[Callable[[], None]] = []  # targets of threads to start
         self._workers = self._idle = 0
         # Tasks that wait for their next attempt have no slot, but a thread: a store that is down must not
@@ -146,7 +154,7 @@ class RequestPool:
         return future
 
     def close(self, grace: float) -> None:
-        """Cancel waiting tasks, let running ones end within ``grace`` seconds, and stop the threads."""
+        """Cancel waiting tasks, let attempts end within ``grace`` seconds, and stop the threads."""
         with self.granting:
             waiting = self.scheduler.close()
             for _ in range(self._idle):
@@ -157,7 +165,8 @@ class RequestPool:
         limit = time.monotonic() + grace
         for thread in list(self._threads):
             with suppress(RuntimeError):  # another thread is about to start it
-                thread.join(max(0.0, limit - time.monotonic()))
+                while thread.is_alive() and thread not in self.backing_off and time.monotonic() < limit:
+                    thread.join(0.05)
 
     # Slots
 
@@ -210,6 +219,7 @@ class RequestPool:
     def _run(self, run: _PoolRun) -> None:
         task = run.task
         result = error = None
+        self.backing_off.discard(threading.current_thread())
         try:
             result = task.function(run)
         except BaseException as raised:
@@ -233,6 +243,7 @@ class RequestPool:
     def _unregister(self) -> None:
         with self.lock:
             self._threads.discard(threading.current_thread())
+            self.backing_off.discard(threading.current_thread())
 
     # The watcher's thread repeats late requests. It sleeps until one can be late.
 

@@ -146,6 +146,37 @@ def test_a_store_that_is_down_does_not_hold_up_another_one():
     fetcher.close()
 
 
+def test_closing_does_not_wait_for_requests_between_two_attempts():
+    """A server that is gone delays no exit, and is asked no more."""
+    waits, again, asked = threading.Semaphore(0), threading.Event(), []
+
+    def wait(_seconds):
+        waits.release()
+        assert again.wait(300)
+
+    class Down:
+        url = "s3://gone"
+
+        def get_range(self, path, byte_range, *, etag=None):
+            asked.append(path)
+            raise TransientStorageError("connection refused")
+
+    store = ManagedStore(Down, RetryPolicy(sleep=wait), None, "gone")
+    fetcher = Fetcher(max_in_flight=4)
+    futures = [fetcher.submit(store, str(number), ONE) for number in range(4)]
+    for _ in futures:
+        assert waits.acquire(timeout=300)
+    closing = threading.Thread(target=fetcher.close)
+    closing.start()
+    closing.join(4)  # less than running requests have
+    assert not closing.is_alive()
+    again.set()
+    for future in futures:
+        with pytest.raises(CancelledError):
+            future.result(300)
+    assert sorted(asked) == ["0", "1", "2", "3"]
+
+
 def test_local_stores_answer_at_once(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     fetcher = Fetcher()
