@@ -122,10 +122,16 @@ def fresh(request: pytest.FixtureRequest) -> tuple[Path, dict[str, str]]:
     return folder, environment
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server of child processes that the processes of pytest-xdist share."""
+    if config.getoption("numprocesses", None):
+        children.launcher()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _preloaded_fork_server() -> Iterator[None]:
     """Let fork servers import what test modules import, once: without it, each process that they start spends
-    a third of a second on hypothesis, pytest and the library.
+    a third of a second on hypothesis, pytest and the library. The fork servers are forks themselves.
 
     Which modules a server imports is decided by who needs it first, a loader or an engine.
     """
@@ -136,7 +142,8 @@ def _preloaded_fork_server() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multiprocessing.forkserver, "set_forkserver_preload", set_more)
-        yield
+        with children.starting_processes() if children.is_shared() else contextlib.nullcontext():
+            yield
 
 
 @pytest.fixture(autouse=True)

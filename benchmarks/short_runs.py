@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -114,12 +113,12 @@ def child(case):
         next(batches)
 
 
-def living(mark):
-    """Processes whose environment holds a mark of this run."""
+def living(folder):
+    """Processes that work in the folder of a run, in which it and all that it starts begin."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if mark in (entry / "environ").read_bytes():
+            if os.readlink(entry / "cwd") == folder:
                 found.append(int(entry.name))
     return found
 
@@ -141,14 +140,19 @@ def abandoned(before):
 
 def one_run(case):
     """Run a case; returns what was wrong with it."""
-    mark = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory(prefix="short-run-") as folder:
+        return run_in(os.path.realpath(folder), case)
+
+
+def run_in(folder, case):
+    """Run a case in a folder of its own."""
     command = [sys.executable, __file__, "--child", json.dumps(case)]
     begin = time.monotonic()
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=os.environ | {"SHORT_RUN": mark},
+        cwd=folder,
         start_new_session=True,
         text=True,
     )
@@ -169,7 +173,7 @@ def one_run(case):
         troubles.append(f"exit code {process.returncode}")
     troubles += [f"stderr says {word!r}" for word in CRASHES if word in errors]
     deadline = time.monotonic() + GONE_WITHIN
-    while (left := living(mark.encode())) and time.monotonic() < deadline:
+    while (left := living(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
     if left:
         troubles.append(f"{len(left)} processes left")

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import functools
 import gc
-import multiprocessing.spawn
 import os
 import signal
 import subprocess
@@ -161,10 +160,8 @@ def forked_spawn() -> Iterator[None]:
     """Make ``spawn`` and ``forkserver`` of multiprocessing start processes that have imported torch
     already.
     """
-    interpreter = multiprocessing.spawn.get_executable()
-    multiprocessing.set_executable(children.launcher())
-    yield
-    multiprocessing.set_executable(interpreter)
+    with children.starting_processes():
+        yield
 
 
 @pytest.fixture

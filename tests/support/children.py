@@ -10,13 +10,16 @@ interpreter", therefore start programs here::
 
 In such a child ``sys.executable`` is a launcher, which does the same for the processes that the child starts:
 those of ``subprocess``, of torchrun, and of multiprocessing's ``spawn``. ``children.launcher()`` is its path.
+What ``finalize`` says holds for them too. A process is not found by its environment: that in ``/proc`` is the
+server's.
 
 Such a process differs from a fresh interpreter in this: modules are imported already, and the hash seed is
 that of its siblings. Variables that are read when an interpreter starts (``STARTUP_VARIABLES``) are refused
 here, and make the launcher execute the real interpreter. A test that is about any of these starts
 ``sys.executable``.
 
-The server is this file, run as a script once per pytest process. It has no threads, and opens nothing.
+The server is this file, run as a script: once per run of pytest-xdist, before its processes start, or else
+once per pytest process that needs it. It has no threads, and opens nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import contextlib
 import fcntl
 import gc
 import json
-import multiprocessing
+import multiprocessing.spawn
 import os
 import pickle
 import runpy
@@ -40,7 +43,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import IO, Any, NoReturn
@@ -61,6 +64,8 @@ PRELOADED = (
     "energon_stream.testing.datasets",
     "energon_stream.testing.s3server",
 )
+# What optimizers, checkpoints and torchrun import takes longer than most programs of tests.
+_MORE = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.run")
 STARTUP_VARIABLES = (
     "PYTHONHASHSEED",
     "PYTHONWARNINGS",
@@ -71,6 +76,7 @@ STARTUP_VARIABLES = (
 )
 
 _SERVER = "CHILDREN_SERVER"  # path of the server's socket
+_FINALIZE = "CHILDREN_FINALIZE"
 _HEADER = struct.Struct("!I")
 _STARTED = struct.Struct("!I")
 _ENDED = struct.Struct("!i")
@@ -119,7 +125,8 @@ for number in map(int, os.listdir("/dev/fd")):
             files.append(number)
     except OSError:  # the listing's own
         pass
-request = dict(arguments=arguments, cwd=os.getcwd(), env=environment, numbers=files, finalize=False)
+request = dict(arguments=arguments, cwd=os.getcwd(), env=environment, numbers=files)
+request["finalize"] = {finalize!r} in environment
 payload = json.dumps(request).encode()
 socket.send_fds(connection, [len(payload).to_bytes(4, "big")], files)
 connection.sendall(payload)
@@ -239,6 +246,8 @@ def start(
     words = tuple(map(str, arguments))
     server = _server(preload)
     environment[_SERVER] = server.address  # what the child starts is forked from the same server
+    if finalize:
+        environment[_FINALIZE] = "1"
     request = {
         "arguments": words,
         "cwd": os.fspath(cwd or os.getcwd()),
@@ -333,26 +342,56 @@ def launcher() -> str:
     return server.launcher
 
 
-def torchrun_environment(*preload: str) -> dict[str, str]:
-    """Variables with which torchrun starts its ranks as forks of a server that imported ``preload``, too."""
-    server = _server(preload)
-    return {"PYTHON_EXEC": server.launcher, _SERVER: server.address}
+@contextlib.contextmanager
+def starting_processes() -> Iterator[None]:
+    """Let ``spawn`` and ``forkserver`` of multiprocessing start forks of the server."""
+    interpreter = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(launcher())
+    yield
+    multiprocessing.set_executable(interpreter)
+
+
+def torchrun_environment() -> dict[str, str]:
+    """Variables with which torchrun starts its ranks as forks of the server."""
+    return {"PYTHON_EXEC": launcher(), _SERVER: os.environ[_SERVER]}
+
+
+def is_shared() -> bool:
+    """Whether a process before this one has started the server."""
+    return os.path.exists(os.environ.get(_SERVER, ""))
 
 
 class _Server:
-    """This process' end of the server."""
+    """The way to a server."""
 
     environment: Mapping[str, str] = dict(os.environ)
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.launcher = os.path.join(os.path.dirname(address), "python")
+
+    def send(self, request: Mapping[str, Any], streams: list[int]) -> socket.socket:
+        """Send a request; returns the connection, on which the child's number and status come."""
+        payload = json.dumps(request).encode()
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self.address)
+        socket.send_fds(connection, [_HEADER.pack(len(payload))], streams)
+        connection.sendall(payload)
+        return connection
+
+
+class _OwnServer(_Server):
+    """A server that this process starts."""
 
     def __init__(self, preload: tuple[str, ...]) -> None:
         self.pid = os.getpid()
         self._folder = tempfile.TemporaryDirectory(prefix="children-")
-        self.address = os.path.join(self._folder.name, "socket")
-        self.launcher = os.path.join(self._folder.name, "python")
+        super().__init__(os.path.join(self._folder.name, "socket"))
         values = {
             "python": sys.executable,
             "startup": {name: self.environment.get(name) for name in STARTUP_VARIABLES},
             "server": _SERVER,
+            "finalize": _FINALIZE,
         }
         Path(self.launcher).write_text(_LAUNCHER.format(**values))
         os.chmod(self.launcher, 0o755)
@@ -372,15 +411,6 @@ class _Server:
             )
         atexit.register(self.close)
 
-    def send(self, request: Mapping[str, Any], streams: list[int]) -> socket.socket:
-        """Send a request; returns the connection, on which the child's number and status come."""
-        payload = json.dumps(request).encode()
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self.address)
-        socket.send_fds(connection, [_HEADER.pack(len(payload))], streams)
-        connection.sendall(payload)
-        return connection
-
     def close(self) -> None:
         """End the server, which kills children that still run."""
         if self.pid == os.getpid():
@@ -397,7 +427,8 @@ def _server(preload: tuple[str, ...] = ()) -> _Server:
     key = (os.getpid(), preload)
     with _starting:
         if key not in _servers:
-            _servers[key] = _Server(preload)
+            is_there = is_shared() and not preload
+            _servers[key] = _Server(os.environ[_SERVER]) if is_there else _OwnServer(preload)
         return _servers[key]
 
 
@@ -569,7 +600,7 @@ def _execute(main: ModuleType, path: list[str], kind: str, *arguments: str) -> N
 def _main() -> None:
     listener, life = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     executable, path = sys.argv[3], [*sys.path[1:], str(HERE)]
-    for name in (*PRELOADED, *sys.argv[4:]):
+    for name in (*PRELOADED, *_MORE, *sys.argv[4:]):
         __import__(name)
     gc.collect()
     gc.disable()
