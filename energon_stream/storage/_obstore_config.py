@@ -21,6 +21,7 @@ from energon_stream.storage.settings import (
     clean_options,
     clean_setting,
     find_proxy,
+    has_server_authority,
     variable,
 )
 from energon_stream.urls import url_scheme
@@ -197,6 +198,9 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
     if verify is False:
         client["allow_invalid_certificates"] = True
     elif bundle := certificate_bundle(verify):
+        if has_server_authority(bundle):
+            what = "a certificate to trust is a server's and an authority's (CA:TRUE): obstore accepts no such server"
+            raise UnsupportedStoreError(what, hint="Pass transport='auto', or make it with CA:FALSE.")
         client["root_certificate"] = bundle
     left.update(client_kwargs | config_kwargs | s3_config)  # what obstore cannot honour
     server = endpoint or f"AWS, region {config['region']}"

@@ -19,6 +19,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
 
 _request: Any = LazyModule("urllib.request")  # with http.client and ssl
+_ssl: Any = LazyModule("ssl")
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
@@ -141,3 +142,11 @@ def _problem_of_url(text: str) -> str:
     if not parts.hostname:
         return "names no host"
     return "has a query" if parts.query else ""
+
+
+def has_server_authority(bundle: str) -> bool:
+    """Return whether a certificate is a server's and an authority's, as ``openssl req -x509`` makes it."""
+    context = _ssl.SSLContext(_ssl.PROTOCOL_TLS_CLIENT)
+    with suppress(_ssl.SSLError, ValueError):
+        context.load_verify_locations(cadata=bundle.encode("ascii", "ignore").decode())
+    return any("subjectAltName" in found for found in context.get_ca_certs())

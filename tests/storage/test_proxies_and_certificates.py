@@ -212,12 +212,34 @@ def test_certificates_of_a_gateway(get, gateway, tmp_path, way):
         verify = str(paths[0]) if way == "option" else None
         assert get("boto3", variables, endpoint, verify) == b"data"
         assert get("fsspec", variables, endpoint, verify) == b"data"
+        assert get("auto", variables, endpoint, verify) == b"data"
         if paths is plain:
             assert get("obstore", variables, endpoint, verify) == b"data"
             continue
-        for transport in ("obstore", "auto"):  # the remedy of the message was tried above
-            with pytest.raises(UnsupportedStoreError, match=r"authority \(CA:TRUE\).*transport='fsspec'"):
-                get(transport, variables, endpoint, verify)
+        with pytest.raises(UnsupportedStoreError, match=r"authority's \(CA:TRUE\).*transport='auto'"):
+            get("obstore", variables, endpoint, verify)
+
+
+@needs_openssl
+def test_a_certificate_of_an_authority_in_the_bundle(get, gateway, tmp_path):
+    """The usual chain: an authority signs a server's certificate, and the bundle has others before it."""
+    certificate(tmp_path, "other", "basicConstraints=critical,CA:FALSE")
+    authority, key = tmp_path / "ca.pem", tmp_path / "ca.key"
+    new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    request, signed = tmp_path / "server.csr", tmp_path / "server.pem"
+    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    for command in (
+        [*new, "-x509", "-subj", "/CN=authority", "-keyout", key, "-out", authority, "-days", "2"],
+        [*new, "-subj", "/CN=gateway", "-keyout", tmp_path / "server.key", "-out", request],
+        ["openssl", "x509", "-req", "-in", request, "-CA", authority, "-CAkey", key, "-CAcreateserial",
+         "-out", signed, "-days", "2", "-extfile", tmp_path / "names"],
+    ):  # fmt: skip
+        subprocess.run(command, check=True, capture_output=True)
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_bytes("# Größe\n".encode() + (tmp_path / "other.pem").read_bytes() + authority.read_bytes())
+    endpoint = gateway((signed, tmp_path / "server.key"))
+    for client in ("boto3", "obstore", "fsspec", "auto"):
+        assert get(client, {"AWS_CA_BUNDLE": str(bundle)}, endpoint) == b"data"
 
 
 @pytest.mark.parametrize("client", [*TRANSPORTS, "auto"])
