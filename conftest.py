@@ -230,7 +230,12 @@ pytest_collect_file = Sybil(
         CodeBlockParser(language="yaml", evaluator=run_yaml),
         SkipParser(),
     ],
-    patterns=["README.md", "docs/**/*.md"],
+    patterns=[
+        "README.md",
+        "docs/**/*.md",
+        "energon_stream/skills/*/*.md",
+        "energon_stream/skills/*/references/*.md",
+    ],
     path=str(ROOT),
     fixtures=["in_example_page"],
 ).pytest()

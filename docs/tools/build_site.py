@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / ".site"
 PAGES, HTML = SITE / "pages", SITE / "html"
 API = Path("docs/reference/api.md")
-ROOT_PAGES = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+ROOT_PAGES = ("README.md", "AGENTS.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 OTHER_FILES = ("LICENSE", "docs/**/*.png", "docs/**/*.svg", "docs/**/*.json")
 LATE = (
     "docs/decisions/",
