@@ -53,6 +53,13 @@ SKIPPED = {
     "docs/migration/litdata.md": ["needs the package litdata"],
     "docs/migration/mosaicml-streaming.md": ["needs the package mosaicml-streaming"],
     "docs/start/install.md": ["installs"] * 4,
+    "docs/recipes/cc12m.md": ["downloads for days"],
+    "docs/recipes/clusters.md": ["needs a clone of the repository"],
+    "docs/recipes/finevideo.md": ["downloads 600 GB, and asks for a login"],
+    "docs/recipes/librispeech.md": ["downloads"],
+    "docs/recipes/llava-onevision.md": ["downloads gigabytes"],
+    "docs/recipes/nemotron-vlm.md": ["downloads 14 GB"],
+    "docs/recipes/obelics.md": ["downloads 377 GB, and pictures for weeks"],
     "docs/guides/localstack.md": ["needs LocalStack; tests/end_to_end runs the same"],
 }
 

@@ -20,16 +20,20 @@ if TYPE_CHECKING:
 @click.argument("folder")
 @flag("--serve", help="Serve it as s3://data on this machine, until Ctrl-C.")
 @click.option("--port", default=9123, help="Port for --serve; 0 takes a free one.")
+@click.option("--like", multiple=True, help="Only a small copy of this public dataset; repeatable.")
 @json_option
-def demo_data(folder: str, serve: bool, port: int) -> None:
+def demo_data(folder: str, serve: bool, port: int, like: tuple[str, ...]) -> None:
     """Write the small datasets that the documents use into FOLDER, in seconds.
 
     What FOLDER has already stays as it is. --serve prints the environment variables with which programs find
     s3://data; paste that line into another terminal.
+
+    --like takes cc12m, finevideo, librispeech, llava-onevision, nemotron-vlm-v2 or obelics: made-up data in
+    the layout of the real dataset, with its oddities, on which its recipe can be tried.
     """
     from energon_stream.testing.demo_data import serve_demo_data, write_demo_data
 
-    found = write_demo_data(folder)
+    found = write_demo_data(folder, like)
     if not serve:
         emit({"datasets": [asdict(data) for data in found]}, lambda: _show(found))
         return

@@ -10,12 +10,12 @@ import json
 import os
 import tempfile
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from energon_stream.errors import MissingPackageError
+from energon_stream.errors import ConfigError, MissingPackageError
 from energon_stream.imports import of_extra
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.prepare.prepare import prepare_dataset
@@ -27,6 +27,7 @@ from energon_stream.testing.datasets import (
     write_shards,
 )
 from energon_stream.testing.media_files import VideoFile, tone
+from energon_stream.testing.public_data import PUBLIC
 from energon_stream.testing.s3server import S3Server
 
 BUCKET = "data"
@@ -62,20 +63,31 @@ class DemoData:
     missing: str | None = None
 
 
-def write_demo_data(folder: str | os.PathLike[str]) -> list[DemoData]:
+def write_demo_data(folder: str | os.PathLike[str], like: Collection[str] = ()) -> list[DemoData]:
     """Write the data that the documents use into a folder, and return what is there.
 
     What exists is left as it is. A dataset whose package is missing is left out.
+
+    Args:
+        folder: Made if missing.
+        like: Write small copies of these public datasets instead, for the recipes: ``cc12m``, ``finevideo``,
+            ``librispeech``, ``llava-onevision``, ``nemotron-vlm-v2``, ``obelics``.
+
+    Raises:
+        ConfigError: There is no copy of that name.
 
     Example:
         >>> from energon_stream.testing.demo_data import write_demo_data
         >>> [data.what for data in write_demo_data("new") if data.path.endswith("texts")]
         ['64 texts in 8 tars, prepared as TextSample']
     """
+    if unknown := set(like) - set(PUBLIC):
+        raise ConfigError(f"no copy like {sorted(unknown)}", hint=f"choose of {', '.join(PUBLIC)}")
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
+    chosen = {name: PUBLIC[name] for name in like} or _ALL
     return [
-        DemoData(str(root / name), what, _write(root, name, write)) for name, (what, write) in _ALL.items()
+        DemoData(str(root / name), what, _write(root, name, write)) for name, (what, write) in chosen.items()
     ]
 
 

@@ -109,6 +109,51 @@ def test_serve_prints_what_another_client_needs(folder, tmp_path, monkeypatch):
         assert child.wait(60) == 0
 
 
+def test_copies_of_public_datasets_are_as_odd_as_these(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    names = ("cc12m", "finevideo", "librispeech", "llava-onevision", "nemotron-vlm-v2", "obelics")
+    demo_data(tmp_path, *(word for name in names for word in ("--like", name)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == list(names)
+
+    shard = tmp_path / "cc12m/00000.tar"
+    with tarfile.open(shard) as tar:
+        keys = sorted({name.partition(".")[0] for name in tar.getnames()})
+    rows = parquet.read_table(shard.with_suffix(".parquet")).to_pylist()
+    assert keys == [row["key"] for row in rows if row["status"] == "success"]
+    assert json.loads((tmp_path / "cc12m/00000_stats.json").read_text())["successes"] == len(keys) < len(rows)
+    with pytest.raises(tarfile.ReadError), tarfile.open(tmp_path / "cc12m/00002.tar") as tar:
+        tar.getmembers()
+    assert not (tmp_path / "cc12m/00002_stats.json").exists()
+
+    rows = parquet.read_table(next((tmp_path / "llava-onevision").glob("ai2d*/*0-of*"))).to_pylist()
+    assert len({row["id"] for row in rows}) < len(rows)
+    modes = {row["image"] and Image.open(io.BytesIO(row["image"]["bytes"])).mode for row in rows}
+    assert modes == {"RGB", "RGBA", "P", "L", None}
+
+    for row in parquet.read_table(tmp_path / "obelics/data").to_pylist():
+        assert all(
+            (image is None) != (text is None) for image, text in zip(row["images"], row["texts"], strict=True)
+        )
+    for chapter in (tmp_path / "librispeech").rglob("*.trans.txt"):
+        files = {file.stem for file in chapter.parent.glob("*.flac")}
+        assert files == {line.split(" ")[0] for line in chapter.read_text().splitlines()}
+    media = tmp_path / "nemotron-vlm-v2/sparsetables/media"
+    members: set[str] = set()
+    for shard in media.glob("*.tar"):
+        with tarfile.open(shard) as tar:
+            members.update(tar.getnames())
+    lines = [json.loads(line) for line in (media.parent / "sparsetables.jsonl").read_text().splitlines()]
+    assert {line["messages"][0]["content"][0]["image"] for line in lines} == members
+
+
+def test_a_copy_of_something_unknown_is_named(tmp_path):
+    done = CliRunner().invoke(main, ["demo-data", str(tmp_path / "new"), "--like", "laion"])
+    assert done.exit_code == 1
+    assert "no copy like ['laion']" in done.output
+    assert "cc12m" in done.output
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_port_that_is_taken_is_said(folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

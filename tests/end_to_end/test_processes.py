@@ -1,5 +1,6 @@
 """The main job with ``kill -9`` in the middle, and what importing costs."""
 
+import ast
 import contextlib
 import os
 import re
@@ -53,10 +54,17 @@ def test_cluster_files_call_the_example_with_options_that_it_has():
     arguments = job["spec"]["template"]["spec"]["containers"][0]["args"]
     script = arguments.index("examples/train_ddp.py")
     assert arguments[0] == f"--nnodes={job['spec']['completions']}"
-    batch = (EXAMPLES / "slurm" / "train.sbatch").read_text()
-    subprocess.run(["bash", "-n"], input=batch, text=True, check=True)
     used = {argument.partition("=")[0] for argument in arguments[script + 1 :]}
-    used |= set(re.findall(r"--[a-z-]+", batch.partition("exec srun")[2].partition("train_ddp.py")[2]))
+    batch = (EXAMPLES / "slurm" / "train.sbatch").read_text()
+    spot = yaml.safe_load((EXAMPLES / "skypilot" / "train.yaml").read_text())["run"]
+    for program in (batch, spot):
+        subprocess.run(["bash", "-n"], input=program, text=True, check=True)
+        assert used == set(re.findall(r"--[a-z-]+", program.rpartition("train_ddp.py")[2]))
+    launch = ast.parse((EXAMPLES / "sagemaker" / "launch.py").read_text())
+    call = next(node for node in ast.walk(launch) if isinstance(node, ast.Call) and node.keywords)
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    assert used == {f"--{name}" for name in ast.literal_eval(given["hyperparameters"])}
+    assert (EXAMPLES / ast.literal_eval(given["entry_point"])).is_file()
     assert used == {"--data", "--checkpoint", "--record", "--steps", "--save-every", "--workers"}
     assert all(option in known for option in used)
 
