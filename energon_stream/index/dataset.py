@@ -110,9 +110,14 @@ class DatasetIndex:
         return None
 
     @property
-    def unmarked(self) -> tuple[WebDatasetIndex, ...]:
-        """Datasets of tars of whose content nothing is known before ``read_starts``."""
+    def tars(self) -> tuple[WebDatasetIndex, ...]:
+        """Datasets of tars of which it is made."""
         return ()
+
+    @property
+    def unmarked(self) -> tuple[WebDatasetIndex, ...]:
+        """Datasets of tars of whose content nothing is known before ``with_starts``."""
+        return tuple(each for each in self.tars if each.marks is None and each.start is None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +134,7 @@ class WebDatasetIndex(DatasetIndex):
     )
     names: Names | None = None  # hash of each sample's name, known with the sizes at most
     marks: Marks | None = None  # of the shards; None if the index has none
-    # Hash of the first bytes of the first shard, where there are no marks; None before read_starts.
+    # Hash of the first bytes of the first shard, where there are no marks; None before with_starts.
     start: int | None = None
     every: AllSamples | None = None  # numbers of the samples in the whole dataset; None if unknown
     plain: PlainTars | None = None  # tars of a dataset that was not prepared; None for a prepared one
@@ -145,8 +150,8 @@ class WebDatasetIndex(DatasetIndex):
         return None if self.start is None else ("start", f"{self.start:016x}")
 
     @property
-    def unmarked(self) -> tuple[WebDatasetIndex, ...]:
-        return (self,) if self.marks is None and self.start is None else ()
+    def tars(self) -> tuple[WebDatasetIndex, ...]:
+        return (self,)
 
     def read_offsets(self, store: Store, shard: int, first: int, last: int) -> Int64Array:
         """Read entries of a shard's index, from the dataset or this node; see the function of this name."""

@@ -81,8 +81,8 @@ class JoinIndex(DatasetIndex):
         return None if "" in kinds else ("+".join(kinds), digest_hex(repr(found).encode()))
 
     @property
-    def unmarked(self) -> tuple[WebDatasetIndex, ...]:
-        return tuple(each for member in self.members for each in member.unmarked)
+    def tars(self) -> tuple[WebDatasetIndex, ...]:
+        return self.members
 
 
 def _identity(index: WebDatasetIndex) -> str:

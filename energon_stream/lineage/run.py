@@ -17,7 +17,7 @@ from energon_stream.errors import (
     RunNotFoundError,
 )
 from energon_stream.index.info_files import SPLIT_CONFIG
-from energon_stream.index.shard_starts import read_starts
+from energon_stream.index.shard_starts import with_starts
 from energon_stream.lineage.answers import Occurrence, RankStep
 from energon_stream.lineage.log import LogFile
 from energon_stream.lineage.places import find_samples, locate
@@ -172,8 +172,7 @@ class TrainingRun:
                 )
                 for leaf in described.leaves
             ]
-            indices = open_all(refs)
-            read_starts(indices, forks=False)
+            indices = with_starts(open_all(refs), forks=False)
             for leaf, index in zip(described.leaves, indices, strict=True):
                 if not leaf.is_of(index):
                     raise RunMismatchError(

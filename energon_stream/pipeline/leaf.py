@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from energon_stream.drawing import SHOWN, Drawing
 from energon_stream.media import AuxStores
@@ -44,6 +44,8 @@ class SampleBuilder(Protocol):
 
 class Leaf(Protocol):
     """One dataset of a plan: its index, and how its samples are made. It travels to other processes."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]  # it is a frozen dataclass
 
     @property
     def index(self) -> DatasetIndex:

@@ -22,7 +22,7 @@ from energon_stream.index.bad_samples import BadSample, dataset_name
 from energon_stream.index.dataset import WebDatasetIndex, identity
 from energon_stream.index.entries import OffsetCache
 from energon_stream.index.join_index import JoinIndex
-from energon_stream.index.shard_starts import read_starts
+from energon_stream.index.shard_starts import with_starts
 from energon_stream.pipeline.blend_shares import tell_shares
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.failures import FailureGuard
@@ -206,9 +206,14 @@ class ReaderDataset(SavableDataset[Any]):
         """Number of shards of each leaf."""
         return tuple(len(leaf.index.shard_paths) for leaf in self.leaves)
 
-    def read_starts(self) -> None:
-        """Read what tells the leaves from others of equal names and counts, unless it is known."""
-        read_starts((leaf.index for leaf in self.leaves), forks=self.worker_config.num_workers > 0)
+    def read_starts(self, *, again: bool = False) -> None:
+        """Read what tells the leaves from others of equal names and counts, unless it is known; ``again``
+        reads the tars that are newer than their index.
+        """
+        indices = [leaf.index for leaf in self.leaves]
+        found = with_starts(indices, forks=self.worker_config.num_workers > 0, again=again)
+        known = zip(self.leaves, indices, found, strict=True)
+        self.leaves = tuple(leaf if was is now else replace(leaf, index=now) for leaf, was, now in known)
 
     def plan_of(self, then: Sequence[EarlierLeaf]) -> Plan:
         """Return the plan of when the leaves were these; TypeError if it does not follow from this one."""
@@ -381,15 +386,16 @@ class ReaderDataset(SavableDataset[Any]):
     def nominal_length(self) -> int:
         return max(1, sum(leaf.num_samples for leaf in leaves(self.plan)) // self.worker_config.world_size)
 
-    def config(self, shards: Sequence[int] | None = None) -> dict[str, Any]:
-        """Describe the plan and identify the data; as when the first leaves had ``shards``, if given."""
-        counted = self.shards if shards is None else shards
-        described = zip(self.leaves, counted, strict=False)  # the last leaves may be new
-        plan = describe_plan(self.plan_of(in_place(counted)))
+    def config(self, then: Sequence[EarlierLeaf] | None = None) -> dict[str, Any]:
+        """Describe the plan and identify the data; as of when the leaves were ``then``, if given."""
+        then = in_place(self.shards) if then is None else then
+        plan = describe_plan(self.plan_of(then))
         config: ReaderConfig = {
             "type": "ReaderDataset",
             "plan": plan if self.packing is None else {"packing": self.packing.describe(), "packed": plan},
-            "leaves": [identity(leaf.index, number) for leaf, number in described],
+            "leaves": [
+                identity(self.leaves[leaf.now].index, leaf.shards) for leaf in then if leaf.now is not None
+            ],
         }
         return {**config}
 

@@ -116,7 +116,7 @@ class WantedBytes:
                 self._openings.append(start())
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: list[tuple[Store, str]] = []
-        # What states need, see read_starts. Tars of fewer samples may have fewer bytes.
+        # What states need, see with_starts. Tars of fewer samples may have fewer bytes.
         unmarked = [
             each for leaf in dataset.leaves for each in leaf.index.unmarked if each.shard_counts[0] >= 8
         ]

@@ -18,6 +18,7 @@ from energon_stream.schedule.combine import BlendSchedule, RepeatSchedule
 from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
 from energon_stream.schedule.plan import BlendPlan, LeafPlan, Plan, RepeatPlan, leaves
 from energon_stream.schedule.schedule import BlendCursor, Cursor, Schedule
+from energon_stream.schedule.weights import WeightChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ def earlier_plan(plan: Plan, then: Sequence[EarlierLeaf]) -> Plan:
             return replace(plan, children=tuple(children))
     else:
         children = [_then(plan.children, number, leaf) for number, leaf in enumerate(then)]
+        places = [leaf.now for leaf in then if leaf.now is not None]
+        if len(places) == len(then) == len(plan.children):
+            first, *changes = (change.of(places) for change in (WeightChange(0, plan.weights), *plan.changes))
+            return replace(plan, children=tuple(children), weights=first.weights, changes=tuple(changes))
     # What the weights were is not known, and no cursor depends on them.
     return replace(plan, children=tuple(children), weights=(1.0,) * len(children), changes=())
 

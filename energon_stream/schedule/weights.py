@@ -30,6 +30,10 @@ class WeightChange(NamedTuple):
     begin: int  # batch of the job; in the schedule of a stream, one of its references
     weights: tuple[float, ...]
 
+    def of(self, sources: Sequence[int]) -> WeightChange:
+        """Return the weights of these sources, in their order."""
+        return self._replace(weights=tuple(self.weights[source] for source in sources))
+
 
 def first_reference(batch: int, num_streams: int, stream: int, per_batch: int) -> int:
     """Return the first reference of a stream that belongs to a batch of the job or to a later one."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from energon_stream.errors import StateError, StateMismatchError
 from energon_stream.pipeline import ConcatDataset, IterMapDataset, RepeatDataset, SavableDataset
@@ -39,11 +39,12 @@ from energon_stream.schedule import (
 from energon_stream.state.description import Description, SavedLeaves, fingerprint, marks, read_leaves
 from energon_stream.state.digest import with_digest
 from energon_stream.state.identity import IDENTITIES, Matching, gone_name, hash_content
-from energon_stream.state.mixture_weights import WEIGHTS, read_changes
+from energon_stream.state.mixture_weights import WEIGHTS, read_changes, write_changes
 from energon_stream.state.rank import check_topology, read_rank_state
 from energon_stream.state.restore_report import Change, ChangeReport, LeafChange
 
 _MOST_NAMED = 3
+Weights: TypeAlias = tuple[WeightChange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,11 @@ class _Reader:
     def is_renumbered(self) -> bool:
         """True if some leaf has another number, or is gone."""
         return not are_first(self.then)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the leaves then, in the order of now."""
+        return sorted(range(len(self.then)), key=lambda number: self.then[number].now or 0)
 
     @property
     def has_other_leaves(self) -> bool:
@@ -109,42 +115,38 @@ def _continued(
     for reader in readers:
         _check_can_have_changed(reader, read, now)
     _check_operators(dataset, {id(reader.dataset) for reader in readers if reader.differs})
-    has_other_leaves = any(reader.has_other_leaves for reader in readers)
-    prints = now.prints
-    if matched is None or not has_other_leaves:
-        earlier = [reader.dataset.config(reader.saved.shards) for reader in readers]
-        prints = fingerprint(dataset.config(), earlier)
+    earlier = [reader.dataset.config(reader.then) for reader in readers]
+    prints = fingerprint(dataset.config(), earlier)
+    if matched is None or not any(reader.has_other_leaves for reader in readers):
         _check_prints(read, prints, now, readers, earlier)
     else:
         _check_pipeline(read, prints, now)
     # Weights that differ from those of then, or are of other leaves, replace all that were set under way.
-    is_reweighted = has_other_leaves or not (
-        read["fingerprint"].get("weights") == prints["weights"] == now.prints["weights"]
+    is_reweighted = read["fingerprint"].get("weights") != prints["weights"] or any(
+        {leaf.now for leaf in reader.then} != {*range(len(reader.dataset.leaves))} for reader in readers
     )
     was_set = read_changes(read)
-    kept = () if is_reweighted else was_set
+    kept = () if is_reweighted else tuple(change.of(readers[0].numbers) for change in was_set)
     streams = dict(read["streams"])
     for stream, at in streams.items():
         if at:
-            carried = _carrier(int(stream), readers, kept, is_reweighted)
+            carried = _carrier(int(stream), readers, () if is_reweighted else was_set, kept, is_reweighted)
             node = _replaced(dataset, at["node"], "", carried)
             streams[stream] = {**at, "node": _renumbered(node, readers)}
     changes = [change for reader in readers for change in _changes(reader, dataset.worker_config.streams)]
-    has_weights = read["fingerprint"].get("weights") != prints["weights"]
     unchecked = [each.name(at) for each in matched or () for at in each.unchecked]
     if matched is None:
         unchecked = [reader.name(number) for reader in readers for number in range(len(reader.then))]
-    report = ChangeReport(
-        tuple(changes), has_weights or has_other_leaves, len(was_set) - len(kept), tuple(unchecked)
-    )
+    report = ChangeReport(tuple(changes), is_reweighted, len(was_set) - len(kept), tuple(unchecked))
     present = {
         "fingerprint": dict(now.prints),
         "options": now.options,
         "leaves": now.leaves,
         IDENTITIES: None if now.identities is None else [each.plain for each in now.identities],
     }
-    rest = {name: value for name, value in read.items() if kept or name != WEIGHTS}
-    return with_digest({**rest, **present, "streams": streams}), report
+    rest = {name: value for name, value in read.items() if name != WEIGHTS}
+    weights = {WEIGHTS: write_changes(kept)} if kept else {}
+    return with_digest({**rest, **present, **weights, "streams": streams}), report
 
 
 def _refused(why: str, hint: str = "") -> StateMismatchError:
@@ -287,9 +289,11 @@ def _replaced(dataset: SavableDataset[Any], state: Any, path: str, change: Calla
 
 
 def _carrier(
-    stream: int, readers: Sequence[_Reader], changes: tuple[WeightChange, ...], is_reweighted: bool
+    stream: int, readers: Sequence[_Reader], then: Weights, changes: Weights, is_reweighted: bool
 ) -> Callable[[str, Any], Any]:
-    """Return a function that converts the state of a reader's node; ``changes`` of weights still hold."""
+    """Return a function that converts the state of a reader's node; ``changes`` of weights still hold, which
+    were ``then`` in the earlier order of the leaves.
+    """
     by_path = {reader.path: reader for reader in readers}
 
     def change(path: str, state: Any) -> Any:
@@ -301,7 +305,7 @@ def _carrier(
             state = {**state, "at": at}
         if not reader.differs:
             return state
-        before = reader.dataset.schedule(stream, path, reader.then, changes)
+        before = reader.dataset.schedule(stream, path, reader.then, then)
         now = reader.dataset.schedule(stream, path, changes=changes)
         context = Context(reader.dataset.worker_config, stream, path=path)
         epoch, cursor = reader.dataset.read_cursor(state, context, before, CursorCodec(before))

@@ -176,12 +176,12 @@ def fingerprint(config: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] 
     return {name: _hash(part).hex() for name, part in parts.items()}
 
 
-def describe(dataset: SavableDataset[Any]) -> Description:
-    """Make the description that states hold."""
+def describe(dataset: SavableDataset[Any], *, again: bool = False) -> Description:
+    """Make the description that states hold; ``again`` compares tars that are newer than their index."""
     config = dataset.config()
     readers, opened = _readers(config), [reader for _, reader in find_readers(dataset)]
     for reader in opened:
-        reader.read_starts()
+        reader.read_starts(again=again)
     leaves = []
     for node in readers:
         shards = np.array([leaf["shards"] for leaf in node["leaves"]], dtype=np.int64)

@@ -100,5 +100,5 @@ class ChangeReport:
             lines.append(f"  they replace {self.dropped} changes that set_weights had made or planned")
         if self.unchecked:
             first = ", ".join(self.unchecked[:3]) + ", …" * (len(self.unchecked) > 3)
-            lines.append(f"  it could not be checked that these have the samples that they had: {first}")
+            lines.append(f"  it could not be checked that these are the datasets that stood there: {first}")
         return "\n".join(lines)

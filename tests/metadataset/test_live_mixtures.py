@@ -1,6 +1,7 @@
 """Weights that change under way: on schedule, by the program, through restores and other topologies."""
 
 import threading
+from collections import Counter
 from itertools import islice, pairwise
 
 import pytest
@@ -200,6 +201,41 @@ def test_a_source_is_added_and_removed_on_restore(folder):
     again = open_loader(mix(folder, "three", a={0: 1, 20: 0}, b=1, c=1), draws="even", streams=2)
     again.restore_state_rank(grown.save_state_rank())
     assert step([again], 5) == step([grown], 5)
+
+
+@pytest.mark.parametrize("draws", ["random", "even"])
+@pytest.mark.parametrize("order", ["cab", "bca", "acb"])
+def test_weights_follow_their_sources_to_other_places(folder, draws, order):
+    """Each source has a weight of its own in the file, by steps, and from the program, before and after."""
+    weights = {"a": {0: 3, 25: 0}, "b": 2, "c": 1}
+
+    def open_mix(names):
+        mixture = mix(folder, "-".join(names), **{name: weights[name] for name in names})
+        return open_loader(mixture, draws=draws, streams=2)
+
+    loader = open_mix("abc")
+    step([loader], 7)
+    plain, plain_run = loader.save_state_rank(), step([loader], 40)
+    loader = open_mix("abc")
+    loader.restore_state_rank(plain)
+    loader.set_weights({"a": 1, "b": 3, "c": 0})
+    loader.set_weights({"a": 0, "b": 0, "c": 1}, at_step=19)
+    set_weights, set_run = loader.save_state_rank(), step([loader], 40)
+    for state, undisturbed in ((plain, plain_run), (set_weights, set_run)):
+        moved = open_mix(order)
+        moved.restore_state_rank(state, on_change="continue")
+        report = moved.restore_report
+        assert (report.weights, report.dropped) == (False, 0)
+        assert "weights" not in str(report)
+        assert {change.change for change in report.leaves} <= {"moved", "dealt"}
+        found = step([moved], 40)
+        for begin, stop in ((0, 11), (13, 17), (19, 40)):
+            assert sources(found[begin:stop]) == sources(undisturbed[begin:stop])
+        shares = [Counter(text[0] for batch in run[:12] for text in batch) for run in (found, undisturbed)]
+        assert max(abs(shares[0][name] - shares[1][name]) for name in "abc") <= (3 if draws == "even" else 15)
+        again = open_mix(order)
+        again.restore_state_rank(moved.save_state_rank())
+        assert step([again], 9) == step([moved], 9)
 
 
 def test_a_step_that_is_over_or_chosen_is_named_with_the_first_possible(folder):

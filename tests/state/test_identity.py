@@ -5,6 +5,7 @@ the very order, that it would have given. Everything else is refused, or begins 
 """
 
 import logging
+import os
 import shutil
 from itertools import islice
 
@@ -523,3 +524,72 @@ def test_a_copy_in_another_bucket_is_the_same_and_another_dataset_is_not(folder,
     s3_server.reset_counters()
     open_remote("second", "abc").close()
     assert s3_server.counters().requests["GET"] == 3 * 4  # those that the samples need anyway
+
+
+def tars_alone(folder, name, source):
+    """Overwrite the tars of a prepared dataset by those of another, and leave the index as it is."""
+    for tar in (folder / source).glob("*.tar"):
+        shutil.copyfile(tar, folder / name / tar.name)
+
+
+@pytest.mark.parametrize("kind", ["single", "blend", "join", "view"])
+@pytest.mark.parametrize("text", ["z", "a longer text"], ids=["same sizes", "other sizes"])
+def test_tars_that_were_overwritten_and_not_prepared_again_are_noticed(folder, kind, text, caplog):
+    names = ["a"] if kind == "single" else ["a", "b", "c"]
+    _, state = take(open_loader(kind, folder, names), 50)
+    put(folder, "other", text)
+    tars_alone(folder, "a", "other")
+    assert "another dataset" in refused(lambda: open_loader(kind, folder, names), state)
+    assert "tars such as data-000000.tar were overwritten since the dataset was prepared" in caplog.text
+    loader = open_loader(kind, folder, names)
+    loader.restore_state_rank(state, on_change="continue")
+    (change,) = [each for each in loader.restore_report.leaves if each.change != "dealt"]
+    assert change.change == "replaced"
+    if text == "z":  # the index fits the tars, so they can be read
+        found, state = take(loader, 150)
+        assert {text[0] for text in found} == {*"zbc"[: len(names)]}
+        open_loader(kind, folder, names).restore_state_rank(state)  # the same tars as when it was saved
+
+
+def test_one_overwritten_tar_of_many_is_noticed_after_a_copy(folder, caplog):
+    put(folder, "a", shards=40)
+    _, state = take(open_loader("single", folder, ["a"]), 7)
+    shutil.copytree(folder / "a", folder / "copy")
+    open_loader("single", folder, ["copy"]).restore_state_rank(state)
+    assert not caplog.records
+    put(folder, "other", "z", shards=40)
+    old = folder / "other" / "data-000017.tar"
+    os.utime(old, (0, 0))
+    shutil.copy2(old, folder / "copy")  # which sets its time back
+    refused(lambda: open_loader("single", folder, ["copy"]), state)
+    assert "tars such as data-000017.tar were overwritten since the dataset was prepared" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_overwritten_tars_in_a_store_are_noticed_by_one_listing(folder, s3_server, workers, caplog):
+    def open_remote(bucket="bucket"):
+        dataset = get_train_dataset(
+            f"s3://{bucket}/a",
+            worker_config=WorkerConfig(0, 1, workers, num_streams=1),
+            batch_size=1,
+            shuffle_buffer_size=10,
+            max_samples_per_sequence=4,
+            task_encoder=Texts(),
+            storage_options=s3_server.storage_options,
+        )
+        return get_savable_loader(dataset)
+
+    s3_server.upload_folder(folder / "a", "s3://bucket/a")
+    _, state = take(open_remote(), 7)
+    undisturbed = take(open_remote(), 27)[0]
+    loader = open_remote()
+    s3_server.reset_counters()
+    loader.restore_state_rank(state)
+    requests = s3_server.counters().requests  # one tar may be as new as the index, by the second
+    assert requests["LIST"] == 1
+    assert requests["GET"] <= 2 + SHARDS
+    assert take(loader, 20)[0] == undisturbed[7:]
+    tars_alone(folder, "a", "b")
+    s3_server.upload_folder(folder / "a", "s3://bucket/a")
+    refused(open_remote, state)
+    assert "were overwritten since" in caplog.text
