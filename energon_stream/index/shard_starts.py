@@ -109,7 +109,12 @@ def _mark_now(index: WebDatasetIndex, shard: int, store: Store) -> int:
     samples = database.rows(_SAMPLES, (number,))
     offsets = [row[1] for row in samples] + [sum(row[1:]) for row in samples[-1:] or [(0,)]]
     scan = ShardScan(path, [row[0] for row in samples], offsets, database.rows(_PARTS, (number,)))
-    return shard_mark(replace(scan, head=_read_start(path, store))) or 0
+    return mark_now(scan, store)
+
+
+def mark_now(scan: ShardScan, store: Store) -> int:
+    """Return the mark of a tar with the first bytes that it has now, given what an index says of it."""
+    return shard_mark(replace(scan, head=_read_start(scan.path, store))) or 0
 
 
 def _read_start(path: str, store: Store) -> int:

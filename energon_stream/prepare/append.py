@@ -24,7 +24,8 @@ from energon_stream.index.guarded_sqlite import connect_local, indexed_name
 from energon_stream.index.index_files import index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info, parse_split
 from energon_stream.index.sample_sizes import MOST_BYTES
-from energon_stream.index.shard_marks import decode_marks
+from energon_stream.index.shard_marks import decode_marks, shard_mark
+from energon_stream.index.shard_starts import mark_now
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.publish import Publishing
@@ -91,7 +92,7 @@ class OldDataset:
         self._where = f"{store.url}/{INDEX_SQLITE}"
         self._store, self._listed = store, {entry.path: entry for entry in listed}
         self._changed: dict[str, str] = {}  # what is wrong with shards, by path
-        self._doubtful: dict[str, int] = {}  # hash of the record by path
+        self._doubtful: dict[str, set[int | None]] = {}  # hash of the record, and the mark, by path
         # Number of samples by path of the shards that ``.info.json`` has, in order.
         self.present: Mapping[str, int] = parse_info(data, f"{store.url}/{info}")
         first = len(self.present) if note is None or note.first is None else note.first
@@ -158,32 +159,36 @@ class OldDataset:
                     raise self._mismatch(f"some sample of {path} has no parts, or some parts have no sample")
                 scan = ShardScan(path, [row[1] for row in of_tar], offsets, [row[1:] for row in of_parts])
                 digests = [] if self.checksums is None else self.checksums[begin : begin + count].tolist()
-                self._look_at(scan)
-                yield ShardRecord(scan, digests, mark=None if marks is None else int(marks[number]))
+                mark = None if marks is None else int(marks[number])
+                self._look_at(scan, mark)
+                yield ShardRecord(scan, digests, mark=mark)
                 begin += count
 
-    def _look_at(self, scan: ShardScan) -> None:
+    def _look_at(self, scan: ShardScan, mark: int | None) -> None:
         tar, index = self._listed.get(scan.path), self._listed.get(index_path(scan.path))
         if tar is None:
             self._changed[scan.path] = "is gone"
         elif tar.meta.size < scan.offsets[-1]:
             self._changed[scan.path] = "is shorter"
+        elif self._store.is_local and mark not in (None, mark_now(scan, self._store)):
+            self._changed[scan.path] = "has other content"  # its time may have been set back
         else:
             written, indexed = tar.meta.last_modified, None if index is None else index.meta.last_modified
             if written is not None and indexed is not None and written < indexed:
                 return
-            self._doubtful[scan.path] = _hash(scan)
+            self._doubtful[scan.path] = {_hash(scan), mark} - {None}
 
     def check(self, workers: int) -> None:
         """Raise IndexMismatchError if a shard of :meth:`records` is not as it was when it was indexed.
 
-        A tar must be listed, be as long as the index says, and be older than its ``.tar.idx``. The headers of
-        one that may be newer, such as after copying, are compared with the index.
+        A tar must be listed, be as long as the index says, and be older than its ``.tar.idx``. The headers and
+        first bytes of one that may be newer, such as after copying, are compared with the index.
         """
 
         def compare(path: str) -> tuple[str, bool]:
             with suppress(CorruptTarError):
-                return path, _hash(scan_shard(self._store, self._listed[path])) == self._doubtful[path]
+                scan = scan_shard(self._store, self._listed[path])
+                return path, self._doubtful[path] <= {_hash(scan), shard_mark(scan)}
             return path, False
 
         for path, is_same in ordered_map(compare, self._doubtful, workers):

@@ -1,10 +1,12 @@
 """What a preparation that was stopped has read is not read again; what is wrong is said all together."""
 
+import io
 import json
 import os
 import shutil
 import signal
 import sqlite3
+import tarfile
 import time
 from functools import partial
 
@@ -240,6 +242,31 @@ def test_append_refuses_when_old_shards_changed(tmp_path, harm, says):
     with pytest.raises(IndexMismatchError, match=rf"{says}.*restore them, or prepare .* again"):
         prepare_dataset(str(folder), split_ratio=ONE, append=True)
     assert list(counts(folder)) == ["00.tar", "01.tar"]
+
+
+@pytest.mark.parametrize("place", ["local", "local, an old file", "s3"])
+def test_append_refuses_a_tar_of_equal_headers_and_other_content(tmp_path, place, s3_server):
+    folder, options = tmp_path / "a", None
+    put(folder, [0, 1])
+    (tmp_path / "other").mkdir()
+    with tarfile.open(folder / "01.tar") as source, tarfile.open(tmp_path / "other/01.tar", "w") as target:
+        for member in source:
+            target.addfile(member, io.BytesIO(b"x" * member.size))
+    prepare_dataset(str(folder), split_ratio=ONE)
+    url = str(folder)
+    if place == "s3":
+        url, options = "s3://bucket/a", s3_server.storage_options
+        s3_server.upload_folder(folder, url)
+        s3_server.upload_folder(tmp_path / "other", url)
+        put(tmp_path / "more", [2])
+        s3_server.upload_folder(tmp_path / "more", url)
+    else:
+        shutil.copy(tmp_path / "other/01.tar", folder / "01.tar")
+        if "old" in place:
+            os.utime(folder / "01.tar", (0, 0))
+        put(folder, [2])
+    with pytest.raises(IndexMismatchError, match=r"01.tar has other content"):
+        prepare_dataset(url, split_ratio=ONE, append=True, storage_options=options)
 
 
 def test_append_says_what_it_needs(tmp_path):
