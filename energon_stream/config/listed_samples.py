@@ -19,8 +19,9 @@ from energon_stream.index.database import index_database
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.guarded_sqlite import indexed_name
 from energon_stream.index.join_index import JoinIndex
+from energon_stream.index.jsonl_index import JsonlIndex
 from energon_stream.printable import strip_credentials
-from energon_stream.storage import ByteRange, StoreSpec
+from energon_stream.storage import ByteRange, StoreSpec, shared_fetcher
 from energon_stream.tar.format import split_name, walk_members
 
 if TYPE_CHECKING:
@@ -153,16 +154,18 @@ def bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
             samples = []
         by_number = list[tuple[int, int, BadSample]]()
         is_file, shards = not isinstance(index, WebDatasetIndex), dict[str | None, int]()
+        if isinstance(index, JsonlIndex):
+            known = {each.version: not each.version or index.is_of(each.version) for each in samples}
+            samples = [each for each in samples if known[each.version]]
         shards.update((None if is_file else path, place) for place, path in enumerate(index.shard_paths))
         for sample in samples:
             key, place, at = sample.key or "", shards.get(sample.shard), sample.index
             at = int(key) if is_file and key.isdecimal() and len(key) < _DIGITS else at
             if place is not None and at is not None and at < int(index.shard_counts[place]):
-                found.add(int(index.shard_starts[place]) + at)
                 used.add(sample)
                 by_number.append((place, at, sample))
-        if isinstance(member, WebDatasetIndex):
-            _check_keys(member, by_number)
+        kept = _with_keys(member, by_number) if isinstance(member, WebDatasetIndex) else by_number
+        found.update(int(index.shard_starts[place]) + at for place, at, _ in kept)
         for file in files:
             file.found.update(used)
         if not isinstance(index, JoinIndex):
@@ -177,22 +180,32 @@ def _is_seen(sample: BadSample, seen: Wanted) -> bool:
     return any(key in seen and not shards.isdisjoint(seen[key]) for key, shards in wanted.items())
 
 
-def _check_keys(index: WebDatasetIndex, samples: Iterable[tuple[int, int, BadSample]]) -> None:
-    """Log a warning if samples of local plain tars have other keys than a list tells of their numbers."""
+def _with_keys(
+    index: WebDatasetIndex, samples: Iterable[tuple[int, int, BadSample]]
+) -> Iterator[tuple[int, int, BadSample]]:
+    """Yield the samples of plain tars that have the keys of the list; log a warning if some have others."""
     store, others = index.spec.open(), list[str]()
-    for shard, number, sample in samples if store.is_local else ():
-        path, key = index.shard_paths[shard], sample.key
-        if key is None:
-            continue
-        with suppress(EnergonStreamError):  # reading samples will say what is wrong
-            first, stop = index.read_offsets(store, shard, number, number + 1).tolist()
-            read = partial(_range_of, store, path)
-            found = split_name(next(walk_members(read, first, stop)).name)
-            if found is not None and found[0] not in (key, key.removeprefix(f"{path}/")):
-                others.append(f"{path}: sample {number} is {found[0]!r}, and {key!r} in the list")
+    ask = partial(shared_fetcher().ask, store, deadline=-1)
+    asked = [(each, each[2].key and ask(partial(_key_at, index, *each[:2]))) for each in samples]
+    for (shard, number, sample), answer in asked:
+        path, key, found = index.shard_paths[shard], sample.key, answer and answer.result()
+        if not key or not found or found in (key, key.removeprefix(f"{path}/")):
+            yield shard, number, sample
+        else:
+            others.append(f"{path}: sample {number} is {found!r}, and {key!r} in the list")
     if others:
         message = "%s: %d samples of exclude have other keys in it, as its tars changed: %s; %s"
         _log.warning(message, index.name, len(others), others[0], "list the bad samples again, or prepare it")
+
+
+def _key_at(index: WebDatasetIndex, shard: int, number: int, store: Store) -> str | None:
+    """Return the key of a sample of a tar; None if it cannot be read, as reading samples will say."""
+    with suppress(EnergonStreamError):
+        first, stop = index.read_offsets(store, shard, number, number + 1).tolist()
+        read = partial(_range_of, store, index.shard_paths[shard])
+        found = split_name(next(walk_members(read, first, stop)).name)
+        return None if found is None else found[0]
+    return None
 
 
 def _range_of(store: Store, path: str, first: int, length: int) -> memoryview:

@@ -47,6 +47,7 @@ class BadSample:
         line: File and line where the error was raised.
         together: Samples of the call that failed: more than 1 for a batch or a pack.
         count: How often the sample failed.
+        version: Size and hash of a JSONL file's end, which tell whether its numbers hold; None for tars.
 
     Example:
         >>> from energon_stream import BadSample
@@ -65,6 +66,7 @@ class BadSample:
     line: str = ""
     together: int = 1
     count: int = 1
+    version: str | None = None
 
     @property
     def kind(self) -> str:
@@ -212,7 +214,7 @@ def read_bad_list(spec: StoreSpec, limits: Limits | None = None) -> BadList:
     for path in sorted(paths):
         lines = bytes(read_document(path, store, limits).data).splitlines()
         where, count = f"{store.url}/{path}".rstrip("/"), count + len(lines)
-        if count * len(_TYPES) > limits.document_values:
+        if count * (len(_TYPES) - 1) > limits.document_values:  # a line has a shard or a version
             raise LimitError(**limits.exceeded("document_values", f"{count:,} lines or more"), where=where)
         found.add(_parsed(line, f"{where}, line {at}") for at, line in enumerate(lines, 1) if line.strip())
     return found

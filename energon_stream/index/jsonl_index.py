@@ -18,6 +18,7 @@ import numpy.typing as npt
 from energon_stream.cache.cached_store import read_again
 from energon_stream.errors import (
     EmptyDatasetError,
+    EnergonStreamError,
     IndexMismatchError,
     MetadataError,
     NotPreparedError,
@@ -26,7 +27,7 @@ from energon_stream.errors import (
 )
 from energon_stream.index.dataset import DatasetIndex, digest_hex
 from energon_stream.index.index_files import ENTRY_BYTES, RowFile, encode_offsets
-from energon_stream.storage import Store, StoreSpec, shared_fetcher
+from energon_stream.storage import ByteRange, Store, StoreSpec, shared_fetcher
 from energon_stream.storage.in_order import PIECE_BYTES, stream_object
 from energon_stream.urls import split_query
 
@@ -41,7 +42,23 @@ _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 class JsonlIndex(DatasetIndex):
     """An opened JSONL file: one virtual shard, which belongs to every split part."""
 
+    size: int = field(kw_only=True)
     end: str = field(kw_only=True)  # hash of the size and of the last bytes
+
+    @property
+    def version(self) -> str:
+        """What tells the file from others, by which numbers of records hold."""
+        return f"{self.size}-{self.end}"
+
+    def is_of(self, version: str) -> bool:
+        """Return whether the file has a version, or has only grown since."""
+        stop, _, end = version.partition("-")
+        with suppress(ValueError, EnergonStreamError):
+            part = ByteRange(max(0, int(stop) - _END_BYTES), int(stop))
+            return (
+                version == self.version or _hash_end(part, self.spec.open().get_range("", part).data) == end
+            )
+        return False
 
     def content(self, shards: int) -> tuple[str, str] | None:
         return "end", self.end
@@ -92,9 +109,13 @@ def _open(spec: StoreSpec, store: Store, index_store: Store) -> JsonlIndex:
     if length < 2 * ENTRY_BYTES:
         raise EmptyDatasetError("the file has no records", where=spec.url)
     records = np.array([length // ENTRY_BYTES - 1], dtype=np.int64)
-    hashed = digest_hex(size.to_bytes(8, "little") + data)
+    hashed = _hash_end(ByteRange(0, size), data)
     name = split_query(spec.url)[0].rpartition("/")[2]
-    return JsonlIndex(spec, "all", (name,), records, end=hashed)
+    return JsonlIndex(spec, "all", (name,), records, size=size, end=hashed)
+
+
+def _hash_end(part: ByteRange, data: bytes | memoryview) -> str:
+    return digest_hex(part.stop.to_bytes(8, "little") + data)
 
 
 def prepare_jsonl(

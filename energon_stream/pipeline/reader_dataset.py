@@ -22,6 +22,7 @@ from energon_stream.index.bad_samples import BadSample, dataset_name
 from energon_stream.index.dataset import WebDatasetIndex, identity
 from energon_stream.index.entries import OffsetCache
 from energon_stream.index.join_index import JoinIndex
+from energon_stream.index.jsonl_index import JsonlIndex
 from energon_stream.index.shard_starts import with_starts
 from energon_stream.pipeline.blend_shares import tell_shares
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
@@ -328,7 +329,8 @@ class ReaderDataset(SavableDataset[Any]):
         if known is not None and (shard is None or leaf.plain_keys or known.startswith(f"{shard}/")):
             key = known.removeprefix(f"{shard}/")
         at = ref.number - int(index.shard_starts[number])
-        return BadSample(dataset_name(index.spec.url), shard, at, key)
+        version = index.version if isinstance(index, JsonlIndex) else None
+        return BadSample(dataset_name(index.spec.url), shard, at, key, version=version)
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Read samples by their keys, with as few requests as possible."""

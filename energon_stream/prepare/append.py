@@ -181,7 +181,7 @@ class OldDataset:
     def check(self, workers: int) -> None:
         """Raise IndexMismatchError if a shard of :meth:`records` is not as it was when it was indexed.
 
-        A tar must be listed, be as long as the index says, and be older than its ``.tar.idx``. The headers and
+        A tar must be listed, be as long as the index says, and be older than its ``.tar.idx``. Headers and
         first bytes of one that may be newer, such as after copying, are compared with the index.
         """
 

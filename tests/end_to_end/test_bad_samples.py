@@ -51,6 +51,7 @@ from energon_stream.errors import (
 from energon_stream.index.bad_samples import BadList
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CRUDE_YAML, TEXT_YAML, write_shards
 from energon_stream.tools.lint.check_dataset import lint_dataset
 
@@ -359,23 +360,79 @@ def test_samples_of_other_datasets_and_split_parts_are_not_missing(pictures, tmp
     assert not warned(caplog, lambda: train(mix))
 
 
-def test_numbers_of_plain_tars_that_changed(pictures, tmp_path, caplog):
-    """A sample before the others shifts their numbers."""
+@pytest.mark.parametrize("place", ["local", "s3"])
+def test_numbers_of_plain_tars_that_changed(tmp_path, caplog, place, s3_server, monkeypatch):
+    """A sample before the others shifts their numbers: none is left out in place of the listed one."""
+    monkeypatch.setenv("ENERGON_STREAM_CACHE_DIR", str(tmp_path / "cache"))
     plain, bad = tmp_path / "plain", tmp_path / "bad.jsonl"
+    url = str(plain) if place == "local" else "s3://bucket/plain"
     write_shards(plain, shards=1, samples_per_shard=10, parts=parts)
-    declared = {"sample_type": "CaptioningSample", "field_map": YAML["field_map"], "exclude": bad}
+    declared = {
+        "sample_type": "CaptioningSample",
+        "field_map": YAML["field_map"],
+        "exclude": bad,
+        "batch_size": 1,
+    }
+
+    def opened():
+        if place == "s3":
+            s3_server.upload_folder(plain, url)
+        return val(url, **declared, storage_options=s3_server.storage_options if place == "s3" else None)
+
     for key in ("00000005", "data-000000.tar/00000005"):
-        write_bad_samples(bad, [BadSample(str(plain), "data-000000.tar", 5, key)])
-        assert not warned(caplog, lambda: val(plain, **declared))
+        write_bad_samples(bad, [BadSample(url, "data-000000.tar", 5, key)])
+        assert not warned(caplog, opened)
+    assert len(get_loader(opened())) == 9
     (tar,) = plain.glob("*.tar")
     tar.rename(old := tmp_path / "old.tar")
     with tarfile.open(old) as source, tarfile.open(tar, "w") as target:
         target.addfile(tarfile.TarInfo("0.jpg"))
         for member in source:
             target.addfile(member, source.extractfile(member))
-    (text,) = warned(caplog, lambda: val(plain, **declared))
+    (text,) = warned(caplog, opened)
     assert "1 samples of exclude have other keys in it" in text
     assert "sample 5 is '00000004'" in text
+    assert len(get_loader(opened())) == 11
+
+
+@pytest.mark.parametrize("place", ["local", "s3"])
+def test_numbers_of_json_lines_that_changed(tmp_path, caplog, place, s3_server):
+    """Lines behind those of the list leave their numbers; any other change makes them unknown."""
+    path, bad = tmp_path / "lines.jsonl", tmp_path / "bad.jsonl"
+    url = str(path) if place == "local" else "s3://bucket/lines.jsonl"
+    options = None if place == "local" else s3_server.storage_options
+    good = [{"number": number, "text": "word " * 200} for number in range(20)]
+
+    def put(lines):
+        path.write_text("".join(line if isinstance(line, str) else f"{json.dumps(line)}\n" for line in lines))
+        if place == "s3":
+            StoreSpec(url, options).open().put("", path.read_bytes())
+        prepare_jsonl(url, storage_options=options)
+
+    def loader(**more):
+        return get_loader(
+            val(url, encoder=DefaultTaskEncoder(), batch_size=1, storage_options=options, **more)
+        )
+
+    def numbers():
+        with loader(exclude=bad) as opened:
+            return sorted(int(batch["json"]["number"]) for batch in opened)
+
+    put([*good[:7], '{"number": }\n', *good[8:]])
+    with loader() as opened:
+        list(opened)
+    write_bad_samples(bad, opened.bad_samples())
+    both = [*range(7), *range(8, 21)]
+    put([*good[:7], '{"number": }\n', *good[8:], {"number": 20}])
+    assert not warned(caplog, lambda: loader(exclude=bad))
+    assert numbers() == both
+    put(good[1:])
+    (text,) = warned(caplog, lambda: loader(exclude=bad))
+    assert "1 of the 1 samples of exclude" in text
+    assert numbers() == [*range(1, 20)]
+    put(good)
+    (text,) = warned(caplog, lambda: loader(exclude=bad))
+    assert numbers() == [*range(20)]
 
 
 @pytest.mark.parametrize("exclude", ["bad.jsonl", "lists/bad.jsonl", "[bad.jsonl, keys.txt]", "lists/"])
