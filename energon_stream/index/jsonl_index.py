@@ -42,26 +42,18 @@ _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 class JsonlIndex(DatasetIndex):
     """An opened JSONL file: one virtual shard, which belongs to every split part."""
 
-    size: int = field(kw_only=True)
-    end: str = field(kw_only=True)  # hash of the size and of the last bytes
-
-    @property
-    def version(self) -> str:
-        """What tells the file from others, by which numbers of records hold."""
-        return f"{self.size}-{self.end}"
+    version: str = field(kw_only=True)  # its size, and a hash of the size and of the last bytes
 
     def is_of(self, version: str) -> bool:
         """Return whether the file has a version, or has only grown since."""
-        stop, _, end = version.partition("-")
         with suppress(ValueError, EnergonStreamError):
-            part = ByteRange(max(0, int(stop) - _END_BYTES), int(stop))
-            return (
-                version == self.version or _hash_end(part, self.spec.open().get_range("", part).data) == end
-            )
+            stop = int(version.partition("-")[0])
+            part = ByteRange(max(0, stop - _END_BYTES), stop)
+            return version in (self.version, _version(stop, self.spec.open().get_range("", part).data))
         return False
 
     def content(self, shards: int) -> tuple[str, str] | None:
-        return "end", self.end
+        return "end", self.version.partition("-")[2]
 
     @property
     def offsets(self) -> RowFile:
@@ -109,13 +101,12 @@ def _open(spec: StoreSpec, store: Store, index_store: Store) -> JsonlIndex:
     if length < 2 * ENTRY_BYTES:
         raise EmptyDatasetError("the file has no records", where=spec.url)
     records = np.array([length // ENTRY_BYTES - 1], dtype=np.int64)
-    hashed = _hash_end(ByteRange(0, size), data)
     name = split_query(spec.url)[0].rpartition("/")[2]
-    return JsonlIndex(spec, "all", (name,), records, size=size, end=hashed)
+    return JsonlIndex(spec, "all", (name,), records, version=_version(size, data))
 
 
-def _hash_end(part: ByteRange, data: bytes | memoryview) -> str:
-    return digest_hex(part.stop.to_bytes(8, "little") + data)
+def _version(size: int, data: bytes | memoryview) -> str:
+    return f"{size}-{digest_hex(size.to_bytes(8, 'little') + data)}"
 
 
 def prepare_jsonl(

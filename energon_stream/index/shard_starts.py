@@ -5,12 +5,13 @@ overwritten after they were prepared; states need them.
 from __future__ import annotations
 
 import logging
-import os
+import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from energon_stream.index.database import index_database
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.shard_marks import shard_mark
 from energon_stream.index.sqlite_index import INDEX_SQLITE
-from energon_stream.storage import ByteRange, Store, shared_fetcher
+from energon_stream.storage import ByteRange, Store
 from energon_stream.storage.obstore_use import run_forkable
 from energon_stream.tar.scan import HEAD_BYTES, ShardScan, hash_head
 from energon_stream.urls import is_local, local_path
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MOST_LISTED, _MOST_COMPARED = 50_000, 16  # objects of a folder, and tars
-_SAMPLES = (
-    "SELECT sample_key, byte_offset, byte_size FROM samples WHERE tar_file_id = ? ORDER BY sample_index"
-)
-_PARTS = """
-SELECT sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts
-WHERE tar_file_id = ? ORDER BY sample_index, content_byte_offset
+_MOST_LISTED, _MOST_COMPARED, _THREADS = 50_000, 16, 32  # objects of a folder, and tars
+SAMPLES = """
+SELECT tar_file_id, sample_key, byte_offset, byte_size FROM samples
+WHERE tar_file_id >= ? AND tar_file_id < ? ORDER BY tar_file_id, sample_index
+"""
+PARTS = """
+SELECT tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts
+WHERE tar_file_id >= ? AND tar_file_id < ? ORDER BY tar_file_id, sample_index, content_byte_offset
 """
 
 
@@ -49,67 +51,67 @@ def with_starts(indices: Sequence[DatasetIndex], *, forks: bool, again: bool = F
     tars = [each for index in indices for each in (index.tars if again else index.unmarked)]
     remote = any(not is_local(each.spec.url) for each in tars)
     found = run_forkable(_read_all, tars) if forks and remote else _read_all(tars)
-    known: dict[int, WebDatasetIndex] = {}
-    for each, new in zip(tars, found, strict=True):
-        if new:
-            known[id(each)] = replace(each, **new)
-        for shard in np.flatnonzero(new.get("marks", each.marks) != each.marks).tolist()[:1]:
+    known = {id(each): replace(each, **new) for each, new in zip(tars, found, strict=True) if new}
+    for each in tars:
+        for shard in np.flatnonzero(known.get(id(each), each).marks != each.marks).tolist()[:1]:
             message = "%s: tars such as %s were overwritten since the dataset was prepared: prepare it again"
             _log.warning(message, each.name, each.shard_paths[shard])
-    return [_with_tars(index, known) for index in indices]
-
-
-def _with_tars(index: DatasetIndex, known: dict[int, WebDatasetIndex]) -> DatasetIndex:
-    if isinstance(index, JoinIndex) and any(id(member) in known for member in index.members):
-        return replace(index, members=tuple(known.get(id(member), member) for member in index.members))
-    return known.get(id(index), index)
+    return [
+        replace(index, members=tuple(known.get(id(each), each) for each in index.members))
+        if isinstance(index, JoinIndex) and not known.keys().isdisjoint(map(id, index.members))
+        else known.get(id(index), index)
+        for index in indices
+    ]
 
 
 def _read_all(tars: Sequence[WebDatasetIndex]) -> list[dict[str, Any]]:
-    fetcher, found = shared_fetcher(), []
-    for each in [fetcher.ask(index.spec.open(), partial(_read, index), deadline=-1) for index in tars]:
-        new: dict[str, Any] = {}
-        with suppress(EnergonStreamError, OSError):  # reading samples will say what is wrong
-            new = each.result()
-        found.append(new)
-    return found
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(_read, tars))
 
 
-def _read(index: WebDatasetIndex, store: Store) -> dict[str, Any]:
+def _read(index: WebDatasetIndex) -> dict[str, Any]:
     """Return the fields of an index that are others now."""
-    if index.plain is not None or index.start is not None:
-        return {}
-    if index.marks is None:
-        return {"start": _read_start(index.shard_paths[0], store)}
-    marks, times = index.marks.copy(), _times(index, store)
-    written = times.get(INDEX_SQLITE, 0.0)
-    newer = [at for at, path in enumerate(index.shard_paths) if times.get(path, -1.0) >= written]
-    for at in sorted(newer, key=lambda at: times[index.shard_paths[at]])[-_MOST_COMPARED:]:
-        marks[at] = _mark_now(index, at, store)
-    return {} if np.array_equal(marks, index.marks) else {"marks": marks}
+    with suppress(EnergonStreamError, OSError):  # reading samples will say what is wrong
+        store, marks = index.spec.open(), index.marks
+        if marks is None and index.start is None:
+            return {"start": _read_start(index.shard_paths[0], store)}
+        if marks is not None and index.plain is None:
+            now, times = marks.copy(), _times(index, store)
+            newer = [
+                at for at, path in enumerate(index.shard_paths) if times.get(path, 0.0) >= times[INDEX_SQLITE]
+            ]
+            for at in sorted(newer, key=lambda at: times[index.shard_paths[at]])[-_MOST_COMPARED:]:
+                now[at] = _mark_of(index, at, store)
+            return {} if np.array_equal(marks, now) else {"marks": now}
+    return {}
 
 
 def _times(index: WebDatasetIndex, store: Store) -> dict[str, float]:
-    """Return when the index and the tars were written. Programs that copy may set back a file's own time."""
+    """Return when the tars were written, and before them, the index; programs may set a file's own time back."""
     if store.is_local:
-        files = {
-            path: os.path.join(local_path(store.url), path) for path in (INDEX_SQLITE, *index.shard_paths)
-        }
-        times = {path: os.stat(file).st_ctime for path, file in files.items() if os.path.exists(file)}
-        return times | {INDEX_SQLITE: os.stat(files[INDEX_SQLITE]).st_mtime}
-    listed = islice(store.list(), _MOST_LISTED)
-    found = ((entry.path, entry.meta.last_modified) for entry in listed)
-    return {path: time.timestamp() for path, time in found if time is not None}
+        files = {path: Path(local_path(store.url), path) for path in (INDEX_SQLITE, *index.shard_paths)}
+        times = {path: file.stat().st_ctime for path, file in files.items() if file.exists()}
+        return times | {INDEX_SQLITE: files[INDEX_SQLITE].stat().st_mtime}
+    listed = ((entry.path, entry.meta.last_modified) for entry in islice(store.list(), _MOST_LISTED))
+    return {INDEX_SQLITE: math.inf} | {path: time.timestamp() for path, time in listed if time is not None}
 
 
-def _mark_now(index: WebDatasetIndex, shard: int, store: Store) -> int:
-    """Return the mark of what the index says of a tar, and of the tar's first bytes as they are."""
-    path, database = index.shard_paths[shard], index_database(index.spec)
+def _mark_of(index: WebDatasetIndex, shard: int, store: Store) -> int:
     number = -1 if index.shard_ids is None else int(index.shard_ids[shard])
-    samples = database.rows(_SAMPLES, (number,))
-    offsets = [row[1] for row in samples] + [sum(row[1:]) for row in samples[-1:] or [(0,)]]
-    scan = ShardScan(path, [row[0] for row in samples], offsets, database.rows(_PARTS, (number,)))
-    return mark_now(scan, store)
+    samples, parts = (
+        index_database(index.spec).rows(query, (number, number + 1)) for query in (SAMPLES, PARTS)
+    )
+    return mark_now(indexed_scan(index.shard_paths[shard], samples, parts), store)
+
+
+def indexed_scan(
+    path: str, samples: Sequence[tuple[Any, ...]], parts: Sequence[tuple[Any, ...]]
+) -> ShardScan:
+    """Return what an index says of a tar, in its rows of SAMPLES and PARTS."""
+    ends = [row[2] + row[3] for row in samples[-1:]] or [0]
+    return ShardScan(
+        path, [row[1] for row in samples], [*(row[2] for row in samples), *ends], [row[1:] for row in parts]
+    )
 
 
 def mark_now(scan: ShardScan, store: Store) -> int:

@@ -25,7 +25,7 @@ from energon_stream.index.index_files import index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info, parse_split
 from energon_stream.index.sample_sizes import MOST_BYTES
 from energon_stream.index.shard_marks import decode_marks, shard_mark
-from energon_stream.index.shard_starts import mark_now
+from energon_stream.index.shard_starts import PARTS, SAMPLES, indexed_scan, mark_now
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.publish import Publishing
@@ -41,14 +41,6 @@ if TYPE_CHECKING:
     from energon_stream.prepare.shard_records import ShardRecords
     from energon_stream.storage import ListEntry, Store
 
-_SAMPLES = """
-SELECT tar_file_id, sample_key, byte_offset, byte_size FROM samples
-WHERE tar_file_id < ? ORDER BY tar_file_id, sample_index
-"""
-_PARTS = """
-SELECT tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size FROM sample_parts
-WHERE tar_file_id < ? ORDER BY tar_file_id, sample_index, content_byte_offset
-"""
 _MEDIA_COLUMNS = {
     "media_metadata": "entry_key, metadata_type, metadata_json",
     "media_filters": "filter_id, strategy, patterns, created_at_utc",
@@ -145,19 +137,17 @@ class OldDataset:
                 self._marks = decode_marks(memoryview(file.read()), list(self.present))
         marks = self._marks
         with closing(connect_local(database, self._where)) as index:
-            rows = _of_each(index.select(_SAMPLES, tars), tars)
-            parts = _of_each(index.select(_PARTS, tars), tars)
+            rows = _of_each(index.select(SAMPLES, 0, tars), tars)
+            parts = _of_each(index.select(PARTS, 0, tars), tars)
             shards = zip(self.counts.items(), rows, parts, strict=True)
             for number, ((path, count), of_tar, of_parts) in enumerate(shards):
                 if len(of_tar) != count:
                     raise self._mismatch(f"it has {len(of_tar)} samples of {path}, not {count}")
-                offsets = [offset for _, _, offset, _ in of_tar]
-                offsets.append(sum(of_tar[-1][2:]) if of_tar else 0)
-                if offsets != sorted(offsets) or offsets[-1] >= 1 << 63:
+                scan = indexed_scan(path, of_tar, of_parts)
+                if scan.offsets != sorted(scan.offsets) or scan.offsets[-1] >= 1 << 63:
                     raise self._mismatch(f"the samples of {path} are not one behind the other")
                 if {sample for _, sample, *_ in of_parts} != {*range(count)}:
                     raise self._mismatch(f"some sample of {path} has no parts, or some parts have no sample")
-                scan = ShardScan(path, [row[1] for row in of_tar], offsets, [row[1:] for row in of_parts])
                 digests = [] if self.checksums is None else self.checksums[begin : begin + count].tolist()
                 mark = None if marks is None else int(marks[number])
                 self._look_at(scan, mark)

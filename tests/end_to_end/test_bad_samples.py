@@ -51,7 +51,6 @@ from energon_stream.errors import (
 from energon_stream.index.bad_samples import BadList
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.prepare.prepare import prepare_dataset
-from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import CRUDE_YAML, TEXT_YAML, write_shards
 from energon_stream.tools.lint.check_dataset import lint_dataset
 
@@ -398,15 +397,16 @@ def test_numbers_of_plain_tars_that_changed(tmp_path, caplog, place, s3_server, 
 @pytest.mark.parametrize("place", ["local", "s3"])
 def test_numbers_of_json_lines_that_changed(tmp_path, caplog, place, s3_server):
     """Lines behind those of the list leave their numbers; any other change makes them unknown."""
-    path, bad = tmp_path / "lines.jsonl", tmp_path / "bad.jsonl"
-    url = str(path) if place == "local" else "s3://bucket/lines.jsonl"
+    path, bad = tmp_path / "lines" / "lines.jsonl", tmp_path / "bad.jsonl"
+    path.parent.mkdir()
+    url = str(path) if place == "local" else "s3://bucket/lines/lines.jsonl"
     options = None if place == "local" else s3_server.storage_options
     good = [{"number": number, "text": "word " * 200} for number in range(20)]
 
     def put(lines):
         path.write_text("".join(line if isinstance(line, str) else f"{json.dumps(line)}\n" for line in lines))
         if place == "s3":
-            StoreSpec(url, options).open().put("", path.read_bytes())
+            s3_server.upload_folder(path.parent, "s3://bucket/lines")
         prepare_jsonl(url, storage_options=options)
 
     def loader(**more):
