@@ -164,8 +164,9 @@ def bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
             if place is not None and at is not None and at < int(index.shard_counts[place]):
                 used.add(sample)
                 by_number.append((place, at, sample))
-        kept = _with_keys(member, by_number) if isinstance(member, WebDatasetIndex) else by_number
-        found.update(int(index.shard_starts[place]) + at for place, at, _ in kept)
+        others = _other_keys(member, by_number) if isinstance(member, WebDatasetIndex) else {}
+        kept = ((place, at) for place, at, sample in by_number if sample not in others)
+        found.update(int(index.shard_starts[place]) + at for place, at in kept)
         for file in files:
             file.found.update(used)
         if not isinstance(index, JoinIndex):
@@ -180,32 +181,26 @@ def _is_seen(sample: BadSample, seen: Wanted) -> bool:
     return any(key in seen and not shards.isdisjoint(seen[key]) for key, shards in wanted.items())
 
 
-def _with_keys(
-    index: WebDatasetIndex, samples: Iterable[tuple[int, int, BadSample]]
-) -> Iterator[tuple[int, int, BadSample]]:
-    """Yield the samples of plain tars that have the keys of the list; log a warning if some have others."""
-    store, others = index.spec.open(), list[str]()
-    ask = partial(shared_fetcher().ask, store, deadline=-1)
-    asked = [(each, each[2].key and ask(partial(_key_at, index, *each[:2]))) for each in samples]
-    for (shard, number, sample), answer in asked:
-        path, key, found = index.shard_paths[shard], sample.key, answer and answer.result()
-        if not key or not found or found in (key, key.removeprefix(f"{path}/")):
-            yield shard, number, sample
-        else:
-            others.append(f"{path}: sample {number} is {found!r}, and {key!r} in the list")
+def _other_keys(index: WebDatasetIndex, samples: list[tuple[int, int, BadSample]]) -> dict[BadSample, str]:
+    """Find samples of plain tars that have other keys than a list tells of their numbers; log a warning."""
+    ask = partial(shared_fetcher().ask, index.spec.open(), deadline=-1)
+    asked = [(each[2], ask(partial(_other_key, index, *each))) for each in samples if each[2].key is not None]
+    others = {sample: other for sample, answer in asked if (other := answer.result())}
     if others:
         message = "%s: %d samples of exclude have other keys in it, as its tars changed: %s; %s"
-        _log.warning(message, index.name, len(others), others[0], "list the bad samples again, or prepare it")
+        told = next(iter(others.values())), "list the bad samples again, or prepare it"
+        _log.warning(message, index.name, len(others), *told)
+    return others
 
 
-def _key_at(index: WebDatasetIndex, shard: int, number: int, store: Store) -> str | None:
-    """Return the key of a sample of a tar; None if it cannot be read, as reading samples will say."""
-    with suppress(EnergonStreamError):
+def _other_key(index: WebDatasetIndex, shard: int, number: int, sample: BadSample, store: Store) -> str:
+    path, key = index.shard_paths[shard], sample.key or ""
+    with suppress(EnergonStreamError):  # reading samples will say what is wrong
         first, stop = index.read_offsets(store, shard, number, number + 1).tolist()
-        read = partial(_range_of, store, index.shard_paths[shard])
-        found = split_name(next(walk_members(read, first, stop)).name)
-        return None if found is None else found[0]
-    return None
+        found = split_name(next(walk_members(partial(_range_of, store, path), first, stop)).name)
+        if found is not None and found[0] not in (key, key.removeprefix(f"{path}/")):
+            return f"{path}: sample {number} is {found[0]!r}, and {key!r} in the list"
+    return ""
 
 
 def _range_of(store: Store, path: str, first: int, length: int) -> memoryview:

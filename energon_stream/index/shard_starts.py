@@ -43,12 +43,14 @@ WHERE tar_file_id >= ? AND tar_file_id < ? ORDER BY tar_file_id, sample_index, c
 
 
 def with_starts(indices: Sequence[DatasetIndex], *, forks: bool, again: bool = False) -> list[DatasetIndex]:
-    """Return datasets with what first bytes tell: of those without marks, those of the first tar. ``again``
-    makes the marks of tars anew, of the newest of those that are newer than the index.
+    """Return datasets with what first bytes tell: of those without marks, those of the first tar. Others have
+    the marks of tars as they are, of the newest of those that are newer than the index; in stores, by a
+    listing, only if ``again``.
 
     Requests are concurrent. ``forks`` says whether this process may fork workers later.
     """
-    tars = [each for index in indices for each in (index.tars if again else index.unmarked)]
+    tars = [each for index in indices for each in index.tars]
+    tars = [each for each in tars if again or each.marks is None or is_local(each.spec.url)]
     remote = any(not is_local(each.spec.url) for each in tars)
     found = run_forkable(_read_all, tars) if forks and remote else _read_all(tars)
     known = {id(each): replace(each, **new) for each, new in zip(tars, found, strict=True) if new}
@@ -72,46 +74,34 @@ def _read_all(tars: Sequence[WebDatasetIndex]) -> list[dict[str, Any]]:
 def _read(index: WebDatasetIndex) -> dict[str, Any]:
     """Return the fields of an index that are others now."""
     with suppress(EnergonStreamError, OSError):  # reading samples will say what is wrong
-        store, marks = index.spec.open(), index.marks
+        store, marks, paths = index.spec.open(), index.marks, index.shard_paths
         if marks is None and index.start is None:
-            return {"start": _read_start(index.shard_paths[0], store)}
-        if marks is not None and index.plain is None:
-            now, times = marks.copy(), _times(index, store)
-            newer = [
-                at for at, path in enumerate(index.shard_paths) if times.get(path, 0.0) >= times[INDEX_SQLITE]
-            ]
-            for at in sorted(newer, key=lambda at: times[index.shard_paths[at]])[-_MOST_COMPARED:]:
-                now[at] = _mark_of(index, at, store)
+            return {"start": _read_start(paths[0], store)}
+        if marks is not None and index.shard_ids is not None:
+            now, times = marks.copy(), _times(paths, store)
+            newer = [at for at, path in enumerate(paths) if times.get(path, 0.0) >= times[INDEX_SQLITE]]
+            for at in sorted(newer, key=lambda at: times[paths[at]])[-_MOST_COMPARED:]:
+                number, select = int(index.shard_ids[at]), index_database(index.spec).rows
+                rows = (select(query, (number, number + 1)) for query in (SAMPLES, PARTS))
+                now[at] = mark_now(indexed_scan(paths[at], *rows), store)
             return {} if np.array_equal(marks, now) else {"marks": now}
     return {}
 
 
-def _times(index: WebDatasetIndex, store: Store) -> dict[str, float]:
-    """Return when the tars were written, and before them, the index; programs may set a file's own time back."""
+def _times(paths: Sequence[str], store: Store) -> dict[str, float]:
+    """Return when tars changed, and the index was written. A file's own time may be set back."""
     if store.is_local:
-        files = {path: Path(local_path(store.url), path) for path in (INDEX_SQLITE, *index.shard_paths)}
+        files = {path: Path(local_path(store.url), path) for path in (INDEX_SQLITE, *paths)}
         times = {path: file.stat().st_ctime for path, file in files.items() if file.exists()}
         return times | {INDEX_SQLITE: files[INDEX_SQLITE].stat().st_mtime}
     listed = ((entry.path, entry.meta.last_modified) for entry in islice(store.list(), _MOST_LISTED))
     return {INDEX_SQLITE: math.inf} | {path: time.timestamp() for path, time in listed if time is not None}
 
 
-def _mark_of(index: WebDatasetIndex, shard: int, store: Store) -> int:
-    number = -1 if index.shard_ids is None else int(index.shard_ids[shard])
-    samples, parts = (
-        index_database(index.spec).rows(query, (number, number + 1)) for query in (SAMPLES, PARTS)
-    )
-    return mark_now(indexed_scan(index.shard_paths[shard], samples, parts), store)
-
-
-def indexed_scan(
-    path: str, samples: Sequence[tuple[Any, ...]], parts: Sequence[tuple[Any, ...]]
-) -> ShardScan:
+def indexed_scan(path: str, samples: list[Any], parts: list[Any]) -> ShardScan:
     """Return what an index says of a tar, in its rows of SAMPLES and PARTS."""
-    ends = [row[2] + row[3] for row in samples[-1:]] or [0]
-    return ShardScan(
-        path, [row[1] for row in samples], [*(row[2] for row in samples), *ends], [row[1:] for row in parts]
-    )
+    offsets = [row[2] for row in samples] + ([sum(row[2:]) for row in samples[-1:]] or [0])
+    return ShardScan(path, [row[1] for row in samples], offsets, [row[1:] for row in parts])
 
 
 def mark_now(scan: ShardScan, store: Store) -> int:

@@ -211,10 +211,9 @@ class ReaderDataset(SavableDataset[Any]):
         """Read what tells the leaves from others of equal names and counts, unless it is known; ``again``
         reads the tars that are newer than their index.
         """
-        indices = [leaf.index for leaf in self.leaves]
-        found = with_starts(indices, forks=self.worker_config.num_workers > 0, again=again)
-        known = zip(self.leaves, indices, found, strict=True)
-        self.leaves = tuple(leaf if was is now else replace(leaf, index=now) for leaf, was, now in known)
+        indices, forks = [leaf.index for leaf in self.leaves], self.worker_config.num_workers > 0
+        found = zip(self.leaves, with_starts(indices, forks=forks, again=again), strict=True)
+        self.leaves = tuple(replace(leaf, index=index) for leaf, index in found)
 
     def plan_of(self, then: Sequence[EarlierLeaf]) -> Plan:
         """Return the plan of when the leaves were these; TypeError if it does not follow from this one."""

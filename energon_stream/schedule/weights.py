@@ -30,7 +30,7 @@ class WeightChange(NamedTuple):
     begin: int  # batch of the job; in the schedule of a stream, one of its references
     weights: tuple[float, ...]
 
-    def of(self, sources: Sequence[int]) -> WeightChange:
+    def of(self, sources: Iterable[int]) -> WeightChange:
         """Return the weights of these sources, in their order."""
         return self._replace(weights=tuple(self.weights[source] for source in sources))
 

@@ -69,16 +69,6 @@ class _Reader:
         """True if some leaf has another number, or is gone."""
         return not are_first(self.then)
 
-    @property
-    def numbers(self) -> list[int]:
-        """Numbers of the leaves then, in the order of now."""
-        return sorted(range(len(self.then)), key=lambda number: self.then[number].now or 0)
-
-    @property
-    def has_other_leaves(self) -> bool:
-        """True if leaves were moved, are gone, or are new."""
-        return self.is_renumbered or len(self.then) != len(self.dataset.leaves)
-
     def name(self, number: int) -> str:
         """Return the name of a leaf in messages."""
         return self.dataset.leaves[number].index.name
@@ -117,20 +107,21 @@ def _continued(
     _check_operators(dataset, {id(reader.dataset) for reader in readers if reader.differs})
     earlier = [reader.dataset.config(reader.then) for reader in readers]
     prints = fingerprint(dataset.config(), earlier)
-    if matched is None or not any(reader.has_other_leaves for reader in readers):
+    places = [([leaf.now for leaf in each.then], [*range(len(each.dataset.leaves))]) for each in readers]
+    if matched is None or all(then == there for then, there in places):
         _check_prints(read, prints, now, readers, earlier)
     else:
         _check_pipeline(read, prints, now)
     # Weights that differ from those of then, or are of other leaves, replace all that were set under way.
-    is_reweighted = read["fingerprint"].get("weights") != prints["weights"] or any(
-        {leaf.now for leaf in reader.then} != {*range(len(reader.dataset.leaves))} for reader in readers
-    )
-    was_set = read_changes(read)
-    kept = () if is_reweighted else tuple(change.of(readers[0].numbers) for change in was_set)
+    was_set, single = read_changes(read), ([None], [0])
+    has_others = any({*then} != {*there} and (then, there) != single for then, there in places)
+    is_reweighted = has_others or read["fingerprint"].get("weights") != prints["weights"]
+    hold = () if is_reweighted else was_set
+    kept = tuple(change.of(map(then.index, there)) for then, there in places[:1] for change in hold)
     streams = dict(read["streams"])
     for stream, at in streams.items():
         if at:
-            carried = _carrier(int(stream), readers, () if is_reweighted else was_set, kept, is_reweighted)
+            carried = _carrier(int(stream), readers, hold, kept, is_reweighted)
             node = _replaced(dataset, at["node"], "", carried)
             streams[stream] = {**at, "node": _renumbered(node, readers)}
     changes = [change for reader in readers for change in _changes(reader, dataset.worker_config.streams)]
@@ -144,9 +135,7 @@ def _continued(
         "leaves": now.leaves,
         IDENTITIES: None if now.identities is None else [each.plain for each in now.identities],
     }
-    rest = {name: value for name, value in read.items() if name != WEIGHTS}
-    weights = {WEIGHTS: write_changes(kept)} if kept else {}
-    return with_digest({**rest, **present, **weights, "streams": streams}), report
+    return with_digest({**read, **present, WEIGHTS: write_changes(kept), "streams": streams}), report
 
 
 def _refused(why: str, hint: str = "") -> StateMismatchError:
@@ -229,7 +218,8 @@ def _check_prints(
     """Check that the earlier dataset, described again, has the state's hashes, except for weights."""
     saved = state["fingerprint"]
     then = hash_content([(reader.dataset, reader.saved.shards) for reader in readers])
-    if readers and saved.get("content", then) != then and not _is_unchecked(readers):
+    is_checked = not any(reader.matching and reader.matching.unchecked for reader in readers)
+    if readers and saved.get("content", then) != then and is_checked:
         raise _refused("some dataset holds other samples, and there are too many to tell which")
     if saved.get("data") != prints["data"]:
         names = [
@@ -256,10 +246,6 @@ def _check_prints(
             )
         )
     _check_pipeline(state, prints, now)
-
-
-def _is_unchecked(readers: Sequence[_Reader]) -> bool:
-    return any(reader.matching is not None and reader.matching.unchecked for reader in readers)
 
 
 def _check_pipeline(state: Mapping[str, Any], prints: Mapping[str, str], now: Description) -> None:
@@ -291,9 +277,7 @@ def _replaced(dataset: SavableDataset[Any], state: Any, path: str, change: Calla
 def _carrier(
     stream: int, readers: Sequence[_Reader], then: Weights, changes: Weights, is_reweighted: bool
 ) -> Callable[[str, Any], Any]:
-    """Return a function that converts the state of a reader's node; ``changes`` of weights still hold, which
-    were ``then`` in the earlier order of the leaves.
-    """
+    """Return a function that converts the state of a reader's node; ``then`` were its ``changes``."""
     by_path = {reader.path: reader for reader in readers}
 
     def change(path: str, state: Any) -> Any:

@@ -7,6 +7,7 @@ the very order, that it would have given. Everything else is refused, or begins 
 import logging
 import os
 import shutil
+from collections import Counter
 from itertools import islice
 
 import pytest
@@ -428,10 +429,44 @@ def test_plain_tars_have_the_identity_of_the_same_tars_prepared(folder, tmp_path
     assert "other samples in them" in refused(lambda: plain("b"), state)
 
 
-def test_passes_under_way_in_several_streams_end_as_they_were(folder):
-    """Then shares of the streams move by a few samples, which is reported; no pass lacks a sample or has one
-    twice.
+STREAMS = 6
+
+
+def by_stream(texts, letter, first=0):
+    """The samples of a dataset in each stream; ``first`` is the number of the first batch."""
+    return [of(texts[(stream - first) % STREAMS :: STREAMS], letter) for stream in range(STREAMS)]
+
+
+def run_ranks(kind, folder, names, world, steps, states=None, workers=0):
+    """Batches of all ranks, in the order of the job, and the states of all ranks after them."""
+    configs = [WorkerConfig(rank, world, workers, num_streams=STREAMS) for rank in range(world)]
+    loaders = [open_loader(kind, folder, names, config) for config in configs]
+    for loader in loaders:
+        loader.restore_state_global(states, on_change="continue")
+    iterators = [iter(loader) for loader in loaders]
+    found = [text for _ in range(steps) for each in iterators for text in next(each)]
+    saved = [loads(dumps(loader.save_state_rank())) for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    return found, saved, loaders[0].restore_report
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "before", "after", "workers"),
+    [
+        ("blend", "cab", 2, 3, 0),
+        ("blend", "cdab", 3, 2, 1),
+        ("blend", "ca", 1, 6, 0),
+        ("nested", "dbca", 2, 1, 0),
+        ("nested", "cb", 6, 3, 0),
+        ("even", "bdac", 1, 2, 0),
+    ],
+)
+def test_each_sample_comes_once_in_all_streams(folder, kind, names, before, after, workers):
+    """The pass under way in each stream ends as it would have, and has each sample once over all streams;
+    so has the next one. What a stream has of a dataset is what it gives in a run without any change.
     """
+    put(folder, "b", shards=3)
     put(folder, "c", shards=3)
     (folder / "c" / "data-000002.tar").unlink()
     write_shards(
@@ -443,22 +478,34 @@ def test_passes_under_way_in_several_streams_end_as_they_were(folder):
         parts=lambda number: {"txt": f"c{900 + number}".encode()},
     )
     prepare_dataset(str(folder / "c"), split_ratio=(1, 0, 0), dataset_yaml=YAML, force=True)
-    config = WorkerConfig(0, 1, 0, num_streams=4)
-    _, state = take(open_loader("blend", folder, ["a", "b", "c"], config), 90)
-    undisturbed = take(open_loader("blend", folder, ["a", "b", "c"], config), 600)[0]
-    loader = open_loader("blend", folder, ["c", "d", "a", "b"], config)
-    loader.restore_state_rank(state, on_change="continue")
-    left = {change.leaf[-9]: change.left for change in loader.restore_report.leaves}
-    found = take(loader, 600)[0]
-    for letter in "abc":
-        rest = []
-        for stream in range(4):
-            now, then = (of(texts[(stream - 90) % 4 :: 4], letter) for texts in (found, undisturbed[90:]))
-            common = next(
-                (n for n, pair in enumerate(zip(now, then, strict=False)) if pair[0] != pair[1]), 99
+    count = 60
+    given, states, _ = run_ranks(kind, folder, "abc", before, count // before)
+    undisturbed = run_ranks(kind, folder, "abc", 1, 600)[0]
+    assert undisturbed[:count] == given
+    changed = run_ranks(kind, folder, names, 1, 600)[0]
+    found, _, report = run_ranks(kind, folder, names, after, 600 // after, states, workers)
+    assert report.unchecked == ()
+    for letter in names:
+        then = by_stream(undisturbed[:count], letter)
+        later = by_stream(undisturbed[count:], letter, count)
+        was = [set(first + second) for first, second in zip(then, later, strict=True)]
+        now = [set(texts) for texts in by_stream(changed, letter)]
+        under_way, following = Counter(), Counter()
+        for stream, texts in enumerate(by_stream(found, letter, count)):
+            consumed = len(then[stream])
+            left = -consumed % len(was[stream]) if consumed else 0
+            assert texts[:left] == later[stream][:left]
+            under_way.update(
+                [*then[stream][consumed + left - len(was[stream]) :], *texts[:left]] if consumed else []
             )
-            rest.append(common)
-        assert sum(rest) >= left[letter]
+            assert {*texts[left : left + len(now[stream])]} == now[stream]
+            following.update(texts[left : left + len(now[stream])])
+        everything = {*of(changed, letter)}
+        assert following == Counter(everything)
+        if all(then):
+            assert under_way == Counter(everything)
+        else:
+            assert letter == "d" or under_way.keys() < everything
 
 
 def test_the_same_change_is_made_on_other_ranks(folder):
