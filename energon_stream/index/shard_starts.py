@@ -43,11 +43,11 @@ WHERE tar_file_id >= ? AND tar_file_id < ? ORDER BY tar_file_id, sample_index, c
 
 
 def with_starts(indices: Sequence[DatasetIndex], *, forks: bool, again: bool = False) -> list[DatasetIndex]:
-    """Return datasets with what first bytes tell: of those without marks, those of the first tar. Others have
-    the marks of tars as they are, of the newest of those that are newer than the index; in stores, by a
-    listing, only if ``again``.
+    """Return datasets with what the first bytes of their tars tell.
 
-    Requests are concurrent. ``forks`` says whether this process may fork workers later.
+    A dataset without marks has those of its first tar. Another has the marks of tars as they are now, for the
+    16 newest that are newer than the index; in a store, by a listing, only if ``again``. Requests are
+    concurrent. ``forks`` says whether this process may fork workers later.
     """
     tars = [each for index in indices for each in index.tars]
     tars = [each for each in tars if again or each.marks is None or is_local(each.spec.url)]
