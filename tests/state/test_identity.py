@@ -6,7 +6,9 @@ the very order, that it would have given. Everything else is refused, or begins 
 
 import logging
 import os
+import random
 import shutil
+import tarfile
 from collections import Counter
 from itertools import islice
 
@@ -640,3 +642,82 @@ def test_overwritten_tars_in_a_store_are_noticed_by_one_listing(folder, s3_serve
     s3_server.upload_folder(folder / "a", "s3://bucket/a")
     refused(open_remote, state)
     assert "were overwritten since" in caplog.text
+
+
+def truth(folder, name):
+    """The texts of a dataset, in order, as tarfile reads them."""
+    texts = []
+    for path in sorted((folder / name).glob("*.tar")):
+        with tarfile.open(path) as tar:
+            texts += [tar.extractfile(member).read().decode() for member in tar]
+    return texts
+
+
+def change_at_random(folder, names, rng):
+    """Change the datasets or their places; a dataset's weight is that of the first letter of its name."""
+    name, letter = rng.choice(names), rng.choice("stuvwxyz")
+    at, free = names.index(name), [each for each in NAMES[3:] if each not in names]
+    tar, text = folder / name / f"data-{rng.randrange(SHARDS):06d}.tar", f"{letter}{rng.randrange(100)}-"
+    what = rng.choice(
+        ["reorder", "insert", "remove", "rename", "copy", "replace", "shard", "overwrite", "again", "append"]
+    )
+    if what == "reorder":
+        return rng.sample(names, len(names))
+    if what == "insert":
+        return [*names[:at], rng.choice(free), *names[at:]]
+    if what == "remove" and len(names) > 2:
+        return [each for each in names if each != name]
+    if what in ("rename", "copy"):
+        new = f"{name}-{rng.randrange(1000)}"
+        shutil.copytree(folder / name, folder / new)
+        if what == "rename":
+            shutil.rmtree(folder / name)
+        return [*names[:at], new, *names[at + 1 :]]
+    if what == "replace":
+        put(folder, name, text)
+    elif what == "append":
+        put(folder, "other", text, shards=9)
+        number = len(list((folder / name).glob("*.tar")))
+        shutil.copy(folder / "other" / f"data-{number:06d}.tar", folder / name)
+    elif what in ("shard", "overwrite"):
+        put(folder, "other", text)
+        shutil.copy2(folder / "other" / tar.name, tar)
+    if what in ("append", "shard", "again"):
+        prepare_dataset(str(folder / name), split_ratio=(1, 0, 0), dataset_yaml=YAML, force=True)
+    return names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(24))
+def test_random_changes_are_exact_refused_or_reported(folder, seed):
+    rng = random.Random(seed)
+    kind, names = rng.choice([kind for kind in KINDS if kind not in ("many", "join")]), [*"abc"]
+    state = take(open_loader(kind, folder, names), rng.choice([30, 130]))[1]
+    for _ in range(4):
+        loader = open_loader(kind, folder, names)
+        loader.restore_state_rank(state)
+        undisturbed = take(loader, 120)[0]
+        before = [truth(folder, name) for name in names]
+        for _ in range(rng.choice([1, 2])):
+            names = change_at_random(folder, names, rng)
+        loader = open_loader(kind, folder, names)
+        try:
+            loader.restore_state_rank(state)
+        except StateMismatchError:
+            loader = open_loader(kind, folder, names)
+            try:
+                loader.restore_state_rank(state, on_change="continue")
+            except StateMismatchError:
+                return
+            found, state = take(loader, 120)
+            changes = {each.leaf.partition(" [")[0]: each.change for each in loader.restore_report.leaves}
+            for name in names:
+                texts, what = truth(folder, name), changes.get(str(folder / name), "dealt")
+                now, then = ([text for text in run if text in texts] for run in (found, undisturbed))
+                if what in ("dealt", "moved"):
+                    assert texts in before
+                    assert now[: len(then)] == then[: len(now)]
+        else:
+            found, state = take(loader, 120)
+            assert found == undisturbed
+        assert {*found} <= {text for name in names for text in truth(folder, name)}
