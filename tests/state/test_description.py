@@ -12,7 +12,7 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.pipeline import BatchDataset, BlendDataset
 from energon_stream.pipeline.leaf import DatasetLeaf
 from energon_stream.pipeline.reader_dataset import ReaderDataset
-from energon_stream.schedule import BlendPlan, CursorCodec, LeafPlan, OrderSpec, RepeatPlan
+from energon_stream.schedule import BlendPlan, CursorCodec, LeafPlan, OrderSpec, RepeatPlan, in_place
 from energon_stream.state import dumps, loads, with_digest
 from energon_stream.state.description import describe, fingerprint, read_leaves
 from energon_stream.storage import StoreSpec
@@ -68,7 +68,7 @@ def test_each_part_of_the_fingerprint_is_of_one_thing():
 def test_a_dataset_of_then_has_the_hashes_of_then():
     then, now = source_dataset((3, 2)), source_dataset((3, 2, 4))
     pipeline = BatchDataset(now, 2, list)
-    found = fingerprint(pipeline.config(), [now.config((3, 2))])
+    found = fingerprint(pipeline.config(), [now.config(in_place((3, 2)))])
     assert found["order"] == describe(BatchDataset(then, 2, list)).prints["order"]
     assert found["data"] == describe(BatchDataset(then, 2, list)).prints["data"]
     assert found["pipeline"] == describe(pipeline).prints["pipeline"]
