@@ -114,11 +114,6 @@ class DatasetIndex:
         """Datasets of tars of which it is made."""
         return ()
 
-    @property
-    def unmarked(self) -> tuple[WebDatasetIndex, ...]:
-        """Datasets of tars of whose content nothing is known before ``with_starts``."""
-        return tuple(each for each in self.tars if each.marks is None and each.start is None)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WebDatasetIndex(DatasetIndex):

@@ -48,8 +48,8 @@ class JsonlIndex(DatasetIndex):
         """Return whether the file has a version, or has only grown since."""
         with suppress(ValueError, EnergonStreamError):
             stop = int(version.partition("-")[0])
-            part = ByteRange(max(0, stop - _END_BYTES), stop)
-            return version in (self.version, _version(stop, self.spec.open().get_range("", part).data))
+            end = self.spec.open().get_range("", ByteRange(max(0, stop - _END_BYTES), stop)).data
+            return version in (self.version, _version(stop, end))
         return False
 
     def content(self, shards: int) -> tuple[str, str] | None:

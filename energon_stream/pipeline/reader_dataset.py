@@ -208,9 +208,7 @@ class ReaderDataset(SavableDataset[Any]):
         return tuple(len(leaf.index.shard_paths) for leaf in self.leaves)
 
     def read_starts(self, *, again: bool = False) -> None:
-        """Read what tells the leaves from others of equal names and counts, unless it is known; ``again``
-        reads the tars that are newer than their index.
-        """
+        """Read what tells the leaves from others of equal names and counts; see ``with_starts``."""
         indices, forks = [leaf.index for leaf in self.leaves], self.worker_config.num_workers > 0
         found = zip(self.leaves, with_starts(indices, forks=forks, again=again), strict=True)
         self.leaves = tuple(replace(leaf, index=index) for leaf, index in found)

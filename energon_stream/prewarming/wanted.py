@@ -117,9 +117,8 @@ class WantedBytes:
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: list[tuple[Store, str]] = []
         # What states need, see with_starts. Tars of fewer samples may have fewer bytes.
-        unmarked = [
-            each for leaf in dataset.leaves for each in leaf.index.unmarked if each.shard_counts[0] >= 8
-        ]
+        tars = [each for leaf in dataset.leaves for each in leaf.index.tars if each.shard_counts[0] >= 8]
+        unmarked = [each for each in tars if each.marks is None and each.start is None]
         self._starts = [
             (self._number_of(each.spec.open(), each.shard_paths[0]), 0, HEAD_BYTES, 0) for each in unmarked
         ]
