@@ -49,11 +49,12 @@ class Run:
         changes: dict[str, Any] = {
             name: number(given, name, 0, most) for name, most in NUMBERS.items() if given.get(name)
         }
-        return replace(self, **changes)
+        order = {name: changes.pop(name) or None for name in _ORDER if name in changes}
+        return replace(self, **changes, options={**self.options, **order})
 
     def numbers(self) -> dict[str, int | None]:
         """Return what a form shows, by name."""
-        return {name: getattr(self, name) for name in NUMBERS}
+        return {name: getattr(self, name, self.options.get(name)) for name in NUMBERS}
 
 
 NUMBERS = {
@@ -64,7 +65,12 @@ NUMBERS = {
     "num_workers": 1000,
     "num_streams": 100_000,
     "seed_offset": _MOST,
+    "shuffle_buffer_size": _MOST,
+    "max_samples_per_sequence": _MOST,
+    "parallel_shard_iters": 100_000,
 }
+_ORDER = tuple(NUMBERS)[-3:]
+"""Those of them that are options of :func:`get_train_dataset`; 0 stands for None."""
 """Fields that the page can change, and the largest number of each."""
 
 
@@ -101,10 +107,14 @@ class StepFinder:
             raise ConfigError(f"{streams:,} streams are too many to plan", hint=f"at most {_MOST_STREAMS:,}")
         names = ("rank", "world_size", "num_workers", "seed_offset", "num_streams")
         config = WorkerConfig(**{name: getattr(run, name) for name in names})
-        dataset = self._opened(config, run.batch_size)
+        order = tuple((name, run.options[name]) for name in _ORDER if name in run.options)
+        dataset = self._opened(config, run.batch_size, order)
         refs = samples_of_step(dataset, run.step or 0, run.batch_size)
         pairs = zip(refs.leaf.tolist(), refs.index.tolist(), strict=True)
         return [(dataset.leaves[leaf].index, sample) for leaf, sample in pairs]
 
-    def _open(self, config: WorkerConfig, batch_size: int) -> ReaderDataset:
-        return open_reader_dataset(self._path, config, False, {"batch_size": batch_size, **self._options})
+    def _open(
+        self, config: WorkerConfig, batch_size: int, order: tuple[tuple[str, Any], ...]
+    ) -> ReaderDataset:
+        options = {"batch_size": batch_size, **self._options, **dict(order)}
+        return open_reader_dataset(self._path, config, False, options)

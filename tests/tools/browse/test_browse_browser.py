@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import html
 import os
 import re
-import shutil
 import signal
 import subprocess
 from urllib.parse import urlencode
 
 import pytest
-from browse_client import HACK, HOSTILE_KEYS, write_dataset
+from browse_client import HACK, HOSTILE_KEYS, image_bytes, write_dataset
+from chromium import CHROMIUM, open_tab
 
+from energon_stream import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 from energon_stream.testing.media_files import VideoFile
 from energon_stream.tools.browse import serving
 from energon_stream.tools.browse.training import Run
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium")
 SECONDS = 240
 
@@ -95,6 +96,147 @@ def test_nothing_of_a_dataset_runs(dom, hostile):
         assert titles(dom(served))[:2] == HOSTILE_KEYS[:2]
         shown = dom(served, open="0.0")
         assert html.escape(f"<script>{HACK}</script></svg>", quote=False) in shown
+
+
+READY = (
+    "document.querySelector('#status')?.textContent !== 'Reading …' && document.querySelector('nav button')"
+)
+
+
+def asked(path, run, look):
+    """Run ``look(tab, url)`` in a browser on a served dataset."""
+
+    async def shown():
+        with serving(str(path), run=run) as served:
+            async with open_tab() as tab:
+                await tab.show(served.url, ready=READY)
+                await look(tab, served.url)
+
+    asyncio.run(shown())
+
+
+def is_open(number):
+    return f"document.querySelector('#about').textContent.startsWith('sample {number} ')"
+
+
+def test_arrows_lead_through_samples_and_pages(captions):
+    async def look(tab, url):
+        shown = "document.querySelector('#place').textContent"
+        await tab.show(f"{url}#first=40&open=0.40", ready=f"{READY} && {is_open(40)}")
+        for key, number in (("ArrowLeft", 39), ("ArrowLeft", 38), ("ArrowRight", 39), ("ArrowRight", 40)):
+            await tab.press(key)
+            await tab.until(is_open(number))
+        assert await tab.run("location.hash") == "#first=0&open=0.40"
+        await tab.show(f"{url}#open=0.0", ready=f"{READY} && {is_open(0)}")
+        assert await tab.run("document.querySelector('#previous').disabled")
+        await tab.run("document.querySelector('#next').focus()")
+        await tab.press("Enter")
+        await tab.until(is_open(1))
+        assert await tab.run("document.activeElement.id") == "next"
+        await tab.press("Escape")
+        await tab.until("!document.querySelector('#sample').open")
+        assert await tab.run("document.querySelectorAll('#parts > *').length") == 0
+        await tab.run("document.querySelector('#search input').focus()")
+        await tab.press("ArrowRight")  # within a field, it moves the cursor
+        assert await tab.run(shown) == "0–47 of 48"
+
+    asked(captions, Run(num_workers=0), look)
+
+
+def test_a_page_names_sizes_the_ends_of_keys_and_other_searches(tmp_path):
+    key = "crawl/" + "x" * 60 + "/0000042"
+    write_dataset(tmp_path / "data", [{key: {"txt": b"a red dog"}, "b": {"txt": b"cat", "bin": b"0" * 2000}}])
+
+    async def look(tab, url):
+        assert await tab.run("[...document.querySelectorAll('.about small')].map(e => e.textContent)") == [
+            "txt · 9 B",
+            "txt, bin · 2.0 kB",
+        ]
+        parts = await tab.run(
+            "[...document.querySelectorAll('.about b')].map(e => [...e.children].map(c => c.textContent))"
+        )
+        assert parts == [[key[:-14], key[-14:]], ["b"]]
+        inside = (
+            "[...document.querySelectorAll('.card')].every(card => card.querySelector('b span:last-child')"
+            ".getBoundingClientRect().right <= card.getBoundingClientRect().right)"
+        )
+        for width in (390, 1100):
+            await tab.show(url, width, ready=READY)
+            assert await tab.run(inside)
+            assert await tab.run("document.documentElement.scrollWidth") <= width
+        await tab.show(f"{url}#search=000004", ready=READY)
+        assert (await tab.run("document.querySelector('#status').textContent")).startswith(
+            "0 keys begin with “000004”, 0 shards have it in the path."
+        )
+        await tab.run("document.querySelector('#status button').click()")
+        await tab.until("document.querySelectorAll('.card').length === 1")
+        assert await tab.run("location.hash") == "#operator=contains&value=000004&field=key"
+
+    asked(tmp_path / "data", Run(num_workers=0), look)
+
+
+def test_steps_keep_their_options(captions):
+    given = {"shuffle_buffer_size": 20, "max_samples_per_sequence": 4}
+
+    async def look(tab, url):
+        keys = "[...document.querySelectorAll('.card')].map(card => card.title)"
+        field = "document.querySelector('#step [name={}]').value"
+        for step in (2, 3):
+            await tab.until(f"document.querySelector('#status').textContent.startsWith('Step {step} of')")
+            found = await tab.run(keys)
+            assert found == expected[step]
+            assert await tab.run(field.format("shuffle_buffer_size")) == "20"
+            await tab.run("document.querySelector('#step-after').click()")
+        await tab.until("document.querySelector('#status').textContent.startsWith('Step 4 of')")
+        await tab.run("document.querySelector('#step-before').click()")
+        await tab.until("document.querySelector('#status').textContent.startsWith('Step 3 of')")
+        assert "batch_size=4" in await tab.run("location.hash")
+
+    config = WorkerConfig(0, 1, 0)
+    dataset = get_train_dataset(
+        captions, batch_size=4, worker_config=config, task_encoder=DefaultTaskEncoder(), **given
+    )
+    with get_loader(dataset) as loader:
+        batches = iter(loader)
+        expected = [[key.partition("/")[2] for key in next(batches).__key__] for _ in range(4)]
+    asked(captions, Run(step=2, batch_size=4, num_workers=0, options=given), look)
+
+
+def test_paging_through_many_samples_takes_bounded_memory(tmp_path):
+    image = image_bytes((64, 64))
+    write_dataset(
+        tmp_path / "data",
+        [
+            {f"{shard}{number:04d}": {"png": image, "txt": b"text " * 50} for number in range(250)}
+            for shard in range(4)
+        ],
+    )
+
+    async def look(tab, url):
+        async def held():
+            await tab.call("HeapProfiler.collectGarbage")
+            counts = await tab.call("Memory.getDOMCounters")
+            return (
+                counts["nodes"],
+                counts["jsEventListeners"],
+                (await tab.call("Runtime.getHeapUsage"))["usedSize"],
+            )
+
+        found = []
+        for first in range(0, 1000, 50):
+            await tab.run(f"location.hash = 'first={first}'")
+            await tab.until(
+                f"document.querySelector('#place').textContent === '{first}–{first + 49} of 1,000'"
+            )
+            await tab.run(f"location.hash = 'first={first}&open=0.{first + 9}'")
+            await tab.until(is_open(first + 9))
+            await tab.run(f"location.hash = 'first={first}'")
+            await tab.until("!document.querySelector('#sample').open")
+            found.append(await held())
+        early, late = (list(map(max, zip(*part, strict=True))) for part in (found[2:6], found[-4:]))
+        assert all(after <= 1.2 * before for before, after in zip(early, late, strict=True)), f"{found}"
+
+    asked(tmp_path / "data", Run(num_workers=0), look)
 
 
 def test_players_get_their_ranges(dom, tmp_path):

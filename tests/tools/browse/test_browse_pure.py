@@ -176,3 +176,14 @@ def test_one_host_is_needed():
 def test_numbers_of_forms_are_checked(text):
     with pytest.raises(ConfigError, match="step is"):
         Run().changed({"step": text})
+
+
+def test_a_form_changes_the_order_and_0_is_none():
+    run = Run(options={"shuffle_buffer_size": 100, "packing": "x"})
+    changed = run.changed(
+        {"shuffle_buffer_size": "0", "max_samples_per_sequence": "7", "parallel_shard_iters": ""}
+    )
+    assert changed.options == {"shuffle_buffer_size": None, "max_samples_per_sequence": 7, "packing": "x"}
+    assert changed.numbers()["max_samples_per_sequence"] == 7
+    assert run.numbers()["shuffle_buffer_size"] == 100
+    assert run.numbers()["parallel_shard_iters"] is None

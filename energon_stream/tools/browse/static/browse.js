@@ -4,10 +4,13 @@
 const byId = (id) => document.getElementById(id);
 const RUN_LABELS = {
   step: "step", batch_size: "batch size", rank: "rank", world_size: "ranks", num_workers: "workers",
-  num_streams: "streams", seed_offset: "seed",
+  num_streams: "streams", seed_offset: "seed", shuffle_buffer_size: "shuffle buffer",
+  max_samples_per_sequence: "samples a sequence", parallel_shard_iters: "shards at once",
 };
+const KEY_END = 14; // characters of a key that are always seen
 let catalog = null;
 let asked = 0; // answers of earlier questions are dropped
+let page = { opens: [], before: null, after: null }; // what is shown: its samples, and the views beside it
 
 /** Makes an element; children are elements or texts. */
 function make(tag, properties = {}, ...children) {
@@ -66,6 +69,15 @@ function frame(sample, part) {
   return image;
 }
 
+/** A key whose end is seen however long it is. */
+function shortened(key) {
+  const signs = [...key];
+  const parts = [signs.slice(0, -KEY_END), signs.slice(-KEY_END)].filter((part) => part.length);
+  return make("b", {}, ...parts.map((part) => make("span", { textContent: part.join("") })));
+}
+
+const size = (sample) => sample.parts.reduce((sum, part) => sum + part.size, 0);
+
 const SIGNS = { video: "▶", audio: "♪", json: "{ }", text: "¶", other: "▦" };
 
 function card(sample) {
@@ -77,8 +89,9 @@ function card(sample) {
     const isDrawn = other.kind === "video" && catalog.frames;
     shown.append(isDrawn ? frame(sample, sample.parts.indexOf(other)) : SIGNS[other.kind]);
   }
-  const about = make("div", { className: "about" }, make("b", { textContent: sample.key || `sample ${sample.number}` }));
-  about.append(make("small", { textContent: sample.parts.map((part) => part.name).join(", ") }));
+  const about = make("div", { className: "about" }, shortened(sample.key || `sample ${sample.number}`));
+  const names = sample.parts.map((part) => part.name).join(", ");
+  about.append(make("small", { textContent: `${names} · ${bytes(size(sample))}` }));
   const text = sample.parts.find((part) => part.kind === "text" && part.text) || sample.parts.find((part) => part.text);
   if (text) about.append(make("p", { textContent: text.text }));
   if (sample.problem) about.append(make("p", { className: "problem", textContent: sample.problem }));
@@ -109,21 +122,51 @@ function showPart(sample, part, number) {
   return make("section", {}, title, ...shown);
 }
 
+/** Shows other elements in a place; pictures and players of the former ones stop loading, and are let go of. */
+function refill(id, ...elements) {
+  for (const loaded of byId(id).querySelectorAll("img, video, audio")) {
+    loaded.removeAttribute("src");
+    loaded.load?.();
+  }
+  byId(id).replaceChildren(...elements);
+}
+
+/** Opens the sample beside the open one, on another page if need be. */
+function step(by) {
+  const { open, ...now } = state();
+  const at = page.opens.indexOf(open);
+  const found = at < 0 ? undefined : page.opens[at + by];
+  const first = by < 0 ? page.before : page.after;
+  if (found !== undefined) go({ ...now, open: found });
+  else if (at >= 0 && first !== null) go({ ...now, first, open: by < 0 ? `<${open}` : "first" });
+}
+
 async function showSample(open) {
   const dialog = byId("sample");
   if (!open) {
+    refill("parts");
     if (dialog.open) dialog.close();
     return;
   }
+  if (open === "first" || open[0] === "<") { // the one before a sample, which pages may share
+    const at = open === "first" ? 0 : page.opens.indexOf(open.slice(1));
+    const found = page.opens.at(at > 0 ? at - 1 : at) ?? "";
+    location.replace(`#${new URLSearchParams({ ...state(), open: found })}`);
+    return;
+  }
   const [source, number] = open.split(".");
+  const at = page.opens.indexOf(open);
+  byId("previous").disabled = at < 0 || (at === 0 && page.before === null);
+  byId("next").disabled = at < 0 || (at === page.opens.length - 1 && page.after === null);
   try {
     const sample = await ask("api/sample", { source, number });
-    const close = make("button", { className: "close", textContent: "Close" });
-    close.addEventListener("click", () => go({ ...state(), open: "" }));
-    const place = `sample ${sample.number}${sample.shard ? ` · ${sample.shard}` : ""}`;
-    dialog.replaceChildren(close, make("h2", { textContent: sample.key }), make("small", { textContent: place }));
-    if (sample.problem) dialog.append(make("p", { className: "problem", textContent: sample.problem }));
-    dialog.append(...sample.parts.map((part, each) => showPart(sample, part, each)));
+    if (state().open !== open) return; // a later one is asked for
+    refill("parts");
+    const where = sample.shard ? ` · ${sample.shard}` : "";
+    byId("key").textContent = sample.key;
+    byId("about").textContent = `sample ${sample.number}${where} · ${bytes(size(sample))}`;
+    if (sample.problem) byId("parts").append(make("p", { className: "problem", textContent: sample.problem }));
+    byId("parts").append(...sample.parts.map((part, each) => showPart(sample, part, each)));
     if (!dialog.open) dialog.showModal();
   } catch (error) {
     say(error.message, true);
@@ -143,17 +186,37 @@ function showEntries(current) {
 }
 
 function showSamples(found, now) {
-  byId("grid").replaceChildren(...found.samples.map(card));
+  refill("grid", ...found.samples.map(card));
   const last = found.first + found.loaded;
   byId("place").textContent = `${found.first.toLocaleString("en")}–${Math.max(found.first, last - 1).toLocaleString("en")} of ${found.total.toLocaleString("en")}`;
+  page = {
+    opens: found.samples.map((sample) => `${sample.source}.${sample.number}`),
+    before: found.first === 0 ? null : Math.max(0, found.first - catalog.page),
+    after: last >= found.total ? null : last,
+  };
   const isStep = now.step !== undefined;
   const words = isStep ? `Step ${now.step} of rank ${now.rank || 0}. ` : "";
   say(words + (now.value ? `${found.samples.length} of ${found.loaded} samples pass the filter.` : ""));
-  const move = (first) => () => go({ ...now, first, open: "" });
-  byId("before").disabled = found.first === 0;
-  byId("before").onclick = move(Math.max(0, found.first - catalog.page));
-  byId("after").disabled = last >= found.total;
-  byId("after").onclick = move(last);
+  if (now.value && !found.samples.length && !isStep) offer("Search keys", { entry: now.entry, search: now.value });
+  move("before", page.before, (first) => ({ ...now, first }));
+  move("after", page.after, (first) => ({ ...now, first }));
+  const { first, ...run } = now;
+  move("step-before", Number(now.step) || null, (from) => ({ ...run, step: from - 1 }));
+  move("step-after", isStep ? Number(now.step) : null, (from) => ({ ...run, step: from + 1 }));
+  byId("steps").hidden = !isStep;
+}
+
+/** Lets a button lead to another view, if there is one. */
+function move(id, place, view) {
+  byId(id).disabled = place === null;
+  byId(id).onclick = () => go(view(place));
+}
+
+/** Adds a button to the status that leads to another view. */
+function offer(label, view) {
+  const button = make("button", { textContent: label });
+  button.addEventListener("click", () => go(view));
+  byId("status").append(button);
 }
 
 function showMatches(found, now) {
@@ -166,10 +229,16 @@ function showMatches(found, now) {
     return make("p", {}, button);
   };
   byId("place").textContent = "";
-  byId("before").disabled = byId("after").disabled = true;
-  const more = (list) => (list.length >= found.most ? `the first ${list.length}` : list.length);
-  say(`${more(found.samples)} keys begin with “${now.search}”, ${more(found.shards)} shards have it in their path.`);
-  byId("grid").replaceChildren(...[...found.samples, ...found.shards].map(jump));
+  byId("before").disabled = byId("after").disabled = byId("steps").hidden = true;
+  page = { opens: [], before: null, after: null };
+  const many = (list, one, more) => `${list.length >= found.most ? "the first " : ""}${list.length} ${list.length === 1 ? one : more}`;
+  say(`${many(found.samples, "key begins", "keys begin")} with “${now.search}”, ${many(found.shards, "shard has", "shards have")} it in the path.`);
+  if (!found.samples.length) {
+    const view = { entry: now.entry, operator: "contains", value: now.search };
+    offer("Look within keys", { ...view, field: "key" });
+    offer("Look in texts", view);
+  }
+  refill("grid", ...[...found.samples, ...found.shards].map(jump));
 }
 
 let shown = "";
@@ -198,7 +267,8 @@ async function show() {
     } catch (error) {
       if (mine !== asked) return;
       shown = view;
-      byId("grid").replaceChildren();
+      refill("grid");
+      page = { opens: [], before: null, after: null };
       say(error.message, true);
     }
   }
@@ -219,6 +289,16 @@ function listen() {
   onSubmit("step", (values) => values);
   byId("sample").addEventListener("close", () => {
     if (state().open) go({ ...state(), open: "" });
+  });
+  byId("close").addEventListener("click", () => go({ ...state(), open: "" }));
+  byId("previous").addEventListener("click", () => step(-1));
+  byId("next").addEventListener("click", () => step(1));
+  document.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const isTaken = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || event.target.closest("input, select, video, audio");
+    if (!by || isTaken) return;
+    if (byId("sample").open) step(by);
+    else byId(by < 0 ? "before" : "after").click();
   });
   window.addEventListener("hashchange", show);
 }
