@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import islice
+from typing import Any
 
 # Control characters, signs that turn the direction of text, and halves of characters that are not UTF-8.
 _HIDDEN = (
@@ -68,6 +71,42 @@ def strip_credentials(text: str) -> str:
         'no such object: https://host/key'
     """
     return _QUERY.sub(_without_query, _USER_INFO.sub("", text))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun that takes an ``s`` if there are several.
+
+    Example:
+        >>> counted(1, "worker"), counted(1200, "sample")
+        ('1 worker', '1,200 samples')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def described(value: Any, items: int = 1000, characters: int = 1000, depth: int = 20) -> str:
+    """Return a value in one line, or its size and form if it is large. Cuts lists, texts and what is deep.
+
+    Example:
+        >>> described({"raw": b"123", "words": ["a", "b", "c"]}, items=2)
+        "{'raw': 3 bytes, 'words': ['a', 'b', … (3 items)]}"
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"{len(value)} bytes"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{type(value).__name__}(shape={tuple(value.shape)}, dtype={value.dtype})"
+    if hasattr(value, "mode") and hasattr(value, "size"):
+        return f"{type(value).__name__}(mode={value.mode}, size={value.size})"
+    if isinstance(value, (Mapping, list, tuple)):
+        if not depth:
+            return "…"
+        more = f", … ({len(value)} items)" if len(value) > items else ""
+        within = partial(described, items=items, characters=characters, depth=depth - 1)
+        if isinstance(value, Mapping):
+            shown = [f"{name!r}: {within(item)}" for name, item in islice(value.items(), items)]
+            return "{" + ", ".join(shown) + more + "}"
+        return "[" + ", ".join(map(within, value[:items])) + more + "]"
+    text = repr(value)
+    return text if len(text) <= characters else f"{text[:characters]}… ({len(text)} characters)"
 
 
 def as_sentence(text: str) -> str:

@@ -19,6 +19,7 @@ from energon_stream.cli.options import (
 from energon_stream.cli.terminal import echo, echo_text, emit, wants_json
 from energon_stream.errors import DatasetError, FatalSampleError
 from energon_stream.index.dataset import dataset_kind, read_metadata
+from energon_stream.printable import described
 from energon_stream.samples import METADATA_FIELDS
 from energon_stream.storage import StoreSpec
 
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 _MOST = 10
 """Samples of a JSON document, unless the user gives a number."""
-
-_LONGEST = 1000
-"""Characters of a text, and items of a list, that are shown."""
 
 
 @click.command()
@@ -79,7 +77,10 @@ def preview(
     )
     if wants_json():
         shown = [
-            {name: {"type": type(value).__name__, "value": _text(value)} for name, value in fields.items()}
+            {
+                name: {"type": type(value).__name__, "value": described(value)}
+                for name, value in fields.items()
+            }
             for fields in (_shown(sample) for _, sample in islice(numbered, most))
         ]
         emit({"samples": shown, "failures": [str(failure) for failure in failures]})
@@ -150,7 +151,7 @@ def describe(sample: Any) -> Iterator[str]:
         [" - __key__ (<class 'str'>): 'a'", " - raw (<class 'bytes'>): 3 bytes"]
     """
     for name, value in _shown(sample).items():
-        yield f" - {name} ({type(value)}): {_text(value)}"
+        yield f" - {name} ({type(value)}): {described(value)}"
 
 
 def _shown(sample: Any) -> dict[str, Any]:
@@ -163,20 +164,3 @@ def _shown(sample: Any) -> dict[str, Any]:
         values = {"sample": sample}
     hidden = {*METADATA_FIELDS, "__shard__"} - {"__key__"}
     return {name: value for name, value in values.items() if name not in hidden}
-
-
-def _text(value: Any) -> str:
-    """Describe a value by its size and form if it is large."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return f"{len(value)} bytes"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{type(value).__name__}(shape={tuple(value.shape)}, dtype={value.dtype})"
-    if hasattr(value, "mode") and hasattr(value, "size"):
-        return f"{type(value).__name__}(mode={value.mode}, size={value.size})"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name!r}: {_text(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        more = f", … ({len(value)} items)" if len(value) > _LONGEST else ""
-        return "[" + ", ".join(map(_text, value[:_LONGEST])) + more + "]"
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"

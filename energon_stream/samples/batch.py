@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
-from energon_stream.samples.sample import SourceInfo, edataclass, fields_of
+from energon_stream.samples.sample import Shown, SourceInfo, edataclass, fields_of
 from energon_stream.samples.tensors import map_tensors, pad_stack
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def batch_metadata(name: str, values: list[Any]) -> Any:
 
 
 @edataclass
-class Batch:
+class Batch(Shown):
     """Base of batches. Derive with ``@edataclass`` (or ``@dataclass``) and add fields.
 
     Attributes:

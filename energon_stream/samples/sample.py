@@ -9,9 +9,14 @@ from types import MappingProxyType
 from typing import Any, Self, TypeVar, dataclass_transform, overload
 
 from energon_stream.errors import ConfigError
+from energon_stream.printable import described
 from energon_stream.samples.tensors import map_tensors
 
 T = TypeVar("T")
+_HIDDEN = ("__restore_key__", "__subflavors__", "__sources__")
+"""Fields that are not printed."""
+_WIDTH, _COMMA = 79, ",\n  "
+"""Characters of a printed line, and what is between lines."""
 
 
 @overload
@@ -65,8 +70,26 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
 
 
+class Shown:
+    """Base of samples and batches, which print their key, forms of tensors, and beginnings of texts."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__repr__ = cls.__repr__  # type: ignore[method-assign] # else a dataclass gets one with all values
+
+    def __repr__(self) -> str:
+        kept = [entry.name for entry in dataclasses.fields(self) if entry.repr and entry.name not in _HIDDEN]  # type: ignore[arg-type]
+        shown = [f"{name}={described(getattr(self, name), items=3, characters=40)}" for name in kept]
+        text = f"{type(self).__name__}({', '.join(shown)})"
+        if len(text) > _WIDTH:
+            text = f"{type(self).__name__}({_COMMA.join(shown)})"
+        return "\n".join(line if len(line) <= _WIDTH else f"{line[:_WIDTH]}…" for line in text.split("\n"))
+
+
 @edataclass
-class Sample:
+class Sample(Shown):
     """Base of all samples. Derive with ``@edataclass`` (or ``@dataclass``) and add fields.
 
     Attributes:

@@ -18,6 +18,7 @@ from energon_stream.loader.observe.profile import (
     STORE,
     Profile,
 )
+from energon_stream.printable import counted
 from energon_stream.storage import CounterSnapshot
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _LATE_ALONE = 0.25  # the same without workers, where the loop waits while its o
 _REFUSED = 0.05  # share of requests that must fail to be called throttled
 _SLOW = 2.0  # a rank is slow if it waits this many times as long as half of all ranks
 _KEPT = ("rank", "num_workers", "first_batch_seconds", "waits")  # of the whole iteration: no difference
+
+_SHOWN = 8  # ranks that are printed
 
 _TIMES = ("samples_per_second", "first_batch_seconds", "seconds", "wait_seconds", "waiting")
 
@@ -265,6 +268,17 @@ class JobStats:
             "verdict": asdict(self.verdict),
             "ranks": [rank.as_json() for rank in self.ranks],
         }
+
+    def __str__(self) -> str:
+        lines = [
+            f"{counted(len(self.ranks), 'rank')}: {self.samples_per_second:,.0f} samples/s; {self.verdict}"
+        ]
+        for rank in sorted(self.ranks, key=lambda rank: -rank.waiting)[:_SHOWN]:
+            about = f"{rank.samples_per_second:,.0f} samples/s, waiting {rank.waiting:.0%}"
+            lines.append(f"  rank {rank.rank}: {about}, limit: {rank.verdict.cause}")
+        if (more := len(self.ranks) - _SHOWN) > 0:
+            lines.append(f"  and {counted(more, 'rank')} that wait less")
+        return "\n".join(lines)
 
 
 def judge(stats: LoaderStats) -> Verdict:
