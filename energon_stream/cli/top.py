@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from functools import partial
 
@@ -31,7 +32,7 @@ def top(folder: str | None, once: bool, web: bool, port: int) -> None:
     if wants_json():
         emit(read_board(place).as_json())
     elif once:
-        click.echo(read_board(place).text())
+        click.echo(read_board(place).text(shutil.get_terminal_size((200, 0)).columns))
     elif web:
         _serve([sys.executable, "-m", "energon_stream", "top", str(place)], port)
     else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
 import socket
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 _BAR_SECONDS = 1.0  # that a bar's rate and share of waiting stand for, at least
 _FILE_SECONDS = 1.0  # between two writes of statistics
+HISTORY = 20  # last rates in a file of statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +159,18 @@ def _log_line(read: Callable[[], LoaderStats], recent: Recent) -> None:
 
 
 class Publisher:
-    """Writes a loader's statistics to a file of its own every second, until closed or the loader is gone."""
+    """Writes a loader's statistics to a file of its own every second, until it is closed, the loader is gone,
+    or the program ends."""
 
     def __init__(self, read: Callable[[], LoaderStats], folder: str | os.PathLike[str]) -> None:
         self._read = WeakMethod(read)
         host, pid = socket.gethostname(), os.getpid()
         self._about = {"host": host, "pid": pid}
         self._path = Path(folder) / f"{host}-{pid}-{uuid.uuid4().hex[:8]}{SUFFIX}"
-        self._recent = Recent()
+        self._recent, self._rates = Recent(), deque[float](maxlen=HISTORY)
         self._has_failed = False
         self._repeater = Repeater(self._publish, _FILE_SECONDS, "publisher of the loader's statistics")
+        atexit.register(self.close)
 
     def close(self) -> None:
         """End the thread, and remove the file."""
@@ -173,6 +178,7 @@ class Publisher:
         self._remove()
 
     def _remove(self) -> None:
+        atexit.unregister(self.close)
         if os.getpid() == self._about["pid"]:  # a fork of the program may close the loader, too
             with suppress(OSError):
                 self._path.unlink()
@@ -186,7 +192,9 @@ class Publisher:
         stats = read()
         del read  # it keeps the loader alive
         recent = self._recent.take(stats)
-        content = {**self._about, "time": time.time(), "recent": recent.as_json(), "whole": stats.as_json()}
+        self._rates.append(recent.samples_per_second)
+        found = {"recent": recent.as_json(), "whole": stats.as_json(), "history": list(self._rates)}
+        content = {**self._about, "time": time.time(), **found}
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self._path, json.dumps(content).encode(), 0o600)

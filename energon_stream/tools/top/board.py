@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.loader.observe.metrics import STATS_DIR, SUFFIX
-from energon_stream.printable import printable_line
+from energon_stream.loader.observe.metrics import HISTORY, STATS_DIR, SUFFIX
+from energon_stream.printable import counted, printable_line
 
 _LONGEST = 1 << 20
 """Bytes of a file that is read."""
 _SILENT = 10.0
 """Seconds without news after which a loader is called silent."""
 _GONE = 300.0
-"""Seconds without news after which a loader is left out."""
+"""Seconds without news after which a loader is forgotten."""
+_LATE = 3.0
+"""Seconds without news after which it is looked whether the process of a loader of this machine runs."""
+_WORDS = {"consumer": "training", "store latency": "latency", "store rate": "rate", "cold cache": "cache"}
+"""The word for a limit, where its name has two or says little."""
+_BARS = "▁▂▃▄▅▆▇█"
 COLUMNS = (
-    "rank",
-    "host",
-    "pid",
-    "workers",
-    "samples/s",
-    "waiting",
-    "MB/s",
-    "requests/s",
-    "retries",
-    "cache",
-    "limit",
+    *("rank", "limit", "waiting", "samples/s", f"last {HISTORY} s", "MB/s"),
+    *("requests/s", "cache", "retries", "workers", "host", "pid"),
 )
+"""Columns; the last ones are left out on a narrow screen."""
+LEFT = (COLUMNS[1], COLUMNS[4], COLUMNS[10])
+"""Columns of texts; the others have numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,10 @@ class Row:
     requests_per_second: float  # requests to stores
     retries: int  # repeated requests since the beginning
     cache_share: float | None  # share of the bytes that the cache had, 0 to 1; None without a cache
-    verdict: str  # what limits the loader
+    cause: str  # what limits the loader, in a word
+    verdict: str  # the same in a sentence
     age: float  # seconds since it was heard of
+    history: tuple[float, ...] = ()  # its last samples a second, one a second
 
     @property
     def is_silent(self) -> bool:
@@ -59,18 +63,20 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """Return the text of each of ``COLUMNS``."""
+        most = max(self.history, default=0.0) or 1.0
         return (
             str(self.rank),
-            self.host,
-            str(self.pid),
-            str(self.num_workers),
-            f"{self.samples_per_second:,.0f}",
+            "silent" if self.is_silent else self.cause,
             f"{self.waiting:.0%}",
+            f"{self.samples_per_second:,.0f}",
+            "".join(_BARS[min(7, int(8 * rate / most))] for rate in self.history).rjust(HISTORY),
             f"{self.bytes_per_second / 1e6:,.1f}",
             f"{self.requests_per_second:,.1f}",
-            f"{self.retries:,}",
             "" if self.cache_share is None else f"{self.cache_share:.0%}",
-            f"silent for {self.age:.0f} s" if self.is_silent else self.verdict,
+            f"{self.retries:,}",
+            str(self.num_workers),
+            self.host,
+            str(self.pid),
         )
 
 
@@ -79,6 +85,7 @@ class Board:
     """All loaders of a folder."""
 
     rows: tuple[Row, ...]  # the loaders, by rank
+    ended: tuple[Row, ...] = ()  # those whose processes ended in the last 5 minutes, and did not close them
 
     @property
     def slowest(self) -> Row | None:
@@ -87,29 +94,42 @@ class Board:
 
     @property
     def summary(self) -> str:
-        """One line about all of them."""
-        slowest = self.slowest
-        if slowest is None:
-            return "no loader"
-        speed = sum(row.samples_per_second for row in self.rows)
-        rate = sum(row.bytes_per_second for row in self.rows) / 1e6
-        return (
-            f"{len(self.rows)} loaders, {speed:,.0f} samples/s, {rate:,.1f} MB/s; slowest: rank {slowest.rank} "
-            f"on {slowest.host}, {slowest.cells()[-1]}"
-        )
+        """One line about all of them, with what limits the slowest."""
+        found = "no loader"
+        if (slowest := self.slowest) is not None:
+            speed = sum(row.samples_per_second for row in self.rows)
+            rate = sum(row.bytes_per_second for row in self.rows) / 1e6
+            why = f"silent for {slowest.age:.0f} s" if slowest.is_silent else slowest.verdict
+            found = (
+                f"{counted(len(self.rows), 'loader')}, {speed:,.0f} samples/s, {rate:,.1f} MB/s; "
+                f"slowest: rank {slowest.rank} on {slowest.host}, {why}"
+            )
+        killed = ", ".join(f"rank {row.rank} (process {row.pid})" for row in self.ended)
+        return found + (f"; ended without closing: {killed}" if killed else "")
 
-    def text(self) -> str:
-        """Return the summary and a table."""
+    def table(self, width: int) -> list[tuple[str, ...]]:
+        """Return the names and cells of the columns that a width has room for, two spaces between them."""
         lines = [COLUMNS, *(row.cells() for row in self.rows)]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(COLUMNS))]
+        ends = accumulate(2 + max(map(len, column)) for column in zip(*lines, strict=True))
+        count = sum(end <= width + 2 for end in ends) or 1
+        return [line[:count] for line in lines]
+
+    def text(self, width: int = 200) -> str:
+        """Return the summary and a table, in lines of at most so many characters."""
+        lines = self.table(width)
+        sizes = [
+            (max(map(len, column)), "<" if column[0] in LEFT else ">") for column in zip(*lines, strict=True)
+        ]
         table = (
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines
+            "  ".join(f"{cell:{side}{size}}" for cell, (size, side) in zip(line, sizes, strict=True))
+            for line in lines
         )
-        return "\n".join([self.summary, "", *(line.rstrip() for line in table)])
+        return "\n".join([*textwrap.wrap(self.summary, width), "", *(line.rstrip() for line in table)])
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``."""
-        return {"summary": self.summary, "loaders": [asdict(row) for row in self.rows]}
+        loaders, ended = (list(map(asdict, rows)) for rows in (self.rows, self.ended))
+        return {"summary": self.summary, "loaders": loaders, "ended": ended}
 
 
 def find_folder(given: str | None) -> Path:
@@ -141,18 +161,25 @@ def read_board(folder: str | os.PathLike[str]) -> Board:
         raise ConfigError(
             f"{os.fspath(folder)} cannot be read: {error.strerror}", hint="give an existing folder"
         ) from error
-    rows = (row for name in names for row in _read(Path(folder) / name, time.time()))
-    return Board(tuple(sorted(rows, key=lambda row: (row.rank, row.host, row.pid))))
+    found = (_read(Path(folder) / name, time.time()) for name in names)
+    rows = sorted((row for row in found if row is not None), key=lambda row: (row.rank, row.host, row.pid))
+    ended = tuple(row for row in rows if _has_ended(row))
+    return Board(tuple(row for row in rows if row not in ended), ended)
 
 
-def _read(path: Path, now: float) -> Iterator[Row]:
+def _read(path: Path, now: float) -> Row | None:
     try:
         with open(path, "rb") as file:
             row = row_of(json.loads(file.read(_LONGEST)), now)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return
-    if row.age < _GONE:
-        yield row
+        return None
+    return row if row.age < _GONE else None
+
+
+def _has_ended(row: Row) -> bool:
+    """Return whether a loader is of this machine, and its process is not there."""
+    is_here = row.age > _LATE and row.host == socket.gethostname()  # one of another container writes on
+    return is_here and os.path.exists("/proc/self") and not os.path.exists(f"/proc/{row.pid}")
 
 
 def row_of(content: Mapping[str, Any], now: float) -> Row:
@@ -161,6 +188,7 @@ def row_of(content: Mapping[str, Any], now: float) -> Row:
     seconds, cache = float(recent["seconds"]), recent["cache"]
     cached, missed = float(cache["hit_bytes"]), float(cache["missed_bytes"])
     requests = sum(int(count) for count in recent["requests"].values())
+    cause = _text(recent["verdict"]["cause"])
     return Row(
         rank=int(whole["rank"]),
         host=_text(content["host"]),
@@ -172,10 +200,12 @@ def row_of(content: Mapping[str, Any], now: float) -> Row:
         requests_per_second=requests / seconds if seconds else 0.0,
         retries=int(whole["retries"]),
         cache_share=cached / (cached + missed) if cached + missed else None,
+        cause=_WORDS.get(cause, cause[:12]),
         verdict=_text(recent["verdict"]["text"]),
         age=max(0.0, now - float(content["time"])),
+        history=tuple(min(max(0.0, float(rate)), 1e12) for rate in content.get("history", [])[-HISTORY:]),
     )
 
 
 def _text(value: Any) -> str:
-    return printable_line(str(value))[:200]
+    return printable_line(str(value))[:500]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from energon_stream.imports import of_extra
-from energon_stream.tools.top.board import COLUMNS, Board
+from energon_stream.tools.top.board import LEFT, Board
 
 with of_extra("top"):
     from rich.text import Text
@@ -14,6 +14,7 @@ with of_extra("top"):
     from textual.widgets import DataTable, Footer, Static
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
     from textual.app import ComposeResult
 
 
@@ -22,7 +23,7 @@ class TopApp(App[None]):
 
     TITLE: str | None = "energon-stream top"
     BINDINGS: ClassVar = [("q", "quit", "Quit")]
-    CSS: ClassVar[str] = "#summary { padding: 1; } DataTable { height: 1fr; }"
+    CSS: ClassVar[str] = "#summary { padding: 1; height: auto; } DataTable { height: 1fr; }"
 
     def __init__(self, read: Callable[[], Board], name: str) -> None:
         super().__init__()
@@ -36,17 +37,23 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         """Begin to read."""
-        self.query_one(DataTable).add_columns(*COLUMNS)
         self.refresh_board()
         self.set_interval(1.0, self.refresh_board)
+
+    def on_resize(self) -> None:
+        """Show what the window has room for."""
+        self.call_after_refresh(self.refresh_board)
 
     def refresh_board(self) -> None:
         """Read the board, and show it."""
         board, table = self._board(), self.query_one(DataTable)
         self.query_one("#summary", Static).update(Text(board.summary))
+        names, *lines = board.table(self.size.width - 4)  # a bar for scrolling, and a space on either side
+        sides: list[JustifyMethod] = ["left" if name in LEFT else "right" for name in names]
         place = table.cursor_coordinate
-        table.clear()
-        for row in board.rows:
+        table.clear(columns=True)
+        table.add_columns(*(Text(name, justify=side) for name, side in zip(names, sides, strict=True)))
+        for row, line in zip(board.rows, lines, strict=True):
             style = "bold red" if row.is_silent else "bold" if row is board.slowest else ""
-            table.add_row(*(Text(cell, style=style) for cell in row.cells()))
+            table.add_row(*(Text(cell, style, justify=side) for cell, side in zip(line, sides, strict=True)))
         table.cursor_coordinate = place
