@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.options import Command, cache_option, dataset_arguments, find_cache
+from energon_stream.cli.options import Command, cache_option, dataset_arguments, find_cache, picture_option
 from energon_stream.cli.terminal import echo, emit, wants_json
 from energon_stream.cli.training_arguments import order_options, require_batch_size
 from energon_stream.tools.doctor import BenchRun, Diagnosis, diagnose
 from energon_stream.tools.doctor import bench as measure
-from energon_stream.tools.doctor.measure import page, picture
+from energon_stream.tools.doctor.measure import page, save_picture
 
 
 @click.command()
@@ -70,7 +70,7 @@ def _numbers_option(flag: str, default: str | None, metavar: str, text: str) -> 
 @_numbers_option("--in-flight", "16,64,128", "N,…", "Requests of a process at one time to try.")
 @_numbers_option("--request-mib", "1,6,16", "MIB,…", "Largest requests to try, in MiB.")
 @click.option("--html", type=click.Path(dir_okay=False, writable=True), help="Write a report to this file.")
-@click.option("--png", type=click.Path(dir_okay=False, writable=True), help="Draw the runs into this file.")
+@picture_option("Draw the runs.")
 def bench(
     path: str,
     batch_size: int | None,
@@ -78,7 +78,7 @@ def bench(
     in_flight: list[int],
     request_mib: list[int],
     html: str | None,
-    png: str | None,
+    picture: str | None,
     **options: Any,
 ) -> None:
     """Measure how fast training reads PATH with several settings, and print those to use.
@@ -97,11 +97,10 @@ def bench(
     )
     if html is not None:
         Path(html).write_text(page(found), encoding="utf-8")
-    if png is not None:
-        picture(found).save(png, "PNG")
-    best = f"Best: {found.best.setting}. {found.best.verdict}"
+    if picture is not None:
+        save_picture(found, picture)
     code = f"Settings: get_train_dataset(…, {found.code})"
-    emit(found.as_json(), lambda: echo(best), lambda: echo(code))
+    emit(found.as_json(), lambda: echo(found.verdict), lambda: echo(code))
 
 
 def _show_run(run: BenchRun) -> None:

@@ -66,6 +66,13 @@ def json_flag(text: str) -> Callable[[Command], Command]:
 json_option = json_flag("Print one JSON document.")
 
 
+def picture_option(text: str) -> Command:
+    """Return the option ``--picture``, which was ``--png`` once."""
+    kind = click.Path(dir_okay=False, writable=True)
+    about = f"{text} FILE ends in .svg or .png; .svg suits light and dark pages."
+    return click.option("--picture", "--png", "picture", type=kind, metavar="FILE", help=about)
+
+
 def _parse(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Any] | None:
     options: dict[str, Any] = {}
     for item in values:

@@ -32,6 +32,7 @@ _THROTTLED = 0.02
 """Share of repeated requests from which on a store is called throttling."""
 _BUDGET = 256 << 20
 _REQUEST_BYTES = 6 << 20
+_FROM_FILES = " from local files (what is in memory, in the page cache, is faster than the disk)"
 _AT_ONCE = 8
 """Datasets of a metadataset that are opened at one time."""
 
@@ -46,6 +47,7 @@ class Diagnosis:
         latency: Median time of a request for one byte, in seconds; None if nothing could be read.
         speeds: Rates by number of requests at one time.
         settings: Arguments of ``ReadOptions`` that suit the store.
+        is_local: Whether the speed is that of local files.
 
     Example:
         >>> from energon_stream import Diagnosis, diagnose
@@ -59,6 +61,7 @@ class Diagnosis:
     latency: float | None
     speeds: tuple[SpeedOf, ...]
     settings: Mapping[str, int]
+    is_local: bool = False
 
     @property
     def is_healthy(self) -> bool:
@@ -73,6 +76,7 @@ class Diagnosis:
             return f"Training cannot work: {worst[0].text}."
         best = best_of(list(self.speeds)) if self.speeds else None
         speed = "" if best is None else f", at {best.bytes_per_second / 1e6:,.0f} MB/s"
+        speed += _FROM_FILES if self.is_local else ""
         return f"Training works{speed}" + (f", but {worst[0].text}." if worst else ".")
 
     def as_json(self) -> dict[str, Any]:
@@ -125,13 +129,14 @@ def diagnose(
     spec = StoreSpec(url, storage_options)
     for finding in check_server(url, storage_options):
         note(finding)
-    latency, speeds, settings = None, [], {}
+    latency, speeds, settings, is_local = None, [], {}, False
     before = default_counters().snapshot()
     try:
         look = _look_at_mixture if dataset_kind(url) == "metadataset" else _look_at
         store, entries = look(spec, note)
         if entries:
             latency, speeds = latency_of(store, entries[0]), list(sweep(store, entries, seconds))
+            is_local = store.is_local
     except EnergonStreamError as error:
         note(Finding.of("store", error))
     if speeds and latency is not None:
@@ -143,7 +148,7 @@ def diagnose(
         note(_throttling(counted.retries, counted.total_requests))
     for finding in check_machine(cache or CacheConfig.from_environment()):
         note(finding)
-    return Diagnosis(url, tuple(findings), latency, tuple(speeds), settings)
+    return Diagnosis(url, tuple(findings), latency, tuple(speeds), settings, is_local)
 
 
 def _look_at(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, list[ListEntry]]:

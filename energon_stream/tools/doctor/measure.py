@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.config import get_train_dataset
 from energon_stream.engine.processes import cpus
 from energon_stream.errors import ConfigError
 from energon_stream.loader.factories import get_loader
-from energon_stream.printable import strip_credentials
+from energon_stream.loader.observe.profile import COLLATE, CONSUMER, DECODE, ENCODE, LOADER, STORE
+from energon_stream.printable import counted, printable_line, strip_credentials
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.storage import run_isolated
+from energon_stream.tools.plots import PALE, STRONG, save_plot
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from matplotlib.axes import Axes
 
     from energon_stream.loader.observe.stats import LoaderStats
 
@@ -31,8 +33,9 @@ _LEAST_BATCHES = 3
 _LONGEST = 5.0
 """A run ends after so many times its seconds, even without enough batches."""
 _DEFAULTS = ReadOptions()
-_BAR, _LEFT, _WIDTH = 26, 260, 900
-_COLUMNS = ("settings", "samples/s", "MB/s", "first batch", "requests", "what limits it")
+_MADE = (DECODE, ENCODE, COLLATE, LOADER)
+"""What more workers share."""
+_WORKERS = "workers' "
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Setting:
     max_request: int = _DEFAULTS.max_request  # largest request, in bytes
 
     def __str__(self) -> str:
-        return f"{self.num_workers} workers, {self.max_in_flight} in flight, {self.max_request / 2**20:g} MiB"
+        return f"{counted(self.num_workers, 'worker')}, {self.max_in_flight} in flight, {self.max_request / 2**20:g} MiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class BenchRun:
     bytes_per_second: float  # received bytes a second, the first batch included
     first_batch_seconds: float  # seconds until the first batch
     requests: int  # requests, metadata included
-    verdict: str  # what limits this run
+    verdict: str  # what limits this run, in words
+    cause: str = "unknown"  # the same as a cause of :class:`Verdict`
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,20 @@ class BenchReport:
     def best(self) -> BenchRun:
         """The recommended run: the fastest, or that of the defaults if no other is clearly faster."""
         return best_of(self.runs)
+
+    @property
+    def verdict(self) -> str:
+        """What the measurement says: how much faster the recommended settings are, and what limits them."""
+        best, usual, workers = self.best, self.runs[0], [run.setting.num_workers for run in self.runs]
+        found = f"Best of {counted(len(self.runs), 'run')}: {best.setting}, {best.samples_per_second:,.0f} samples/s"
+        if best is not usual:
+            times = best.samples_per_second / (usual.samples_per_second or 1.0)
+            found += f", {times:.2g} times as fast as {usual.setting}"
+        found += f". Its limit: {best.verdict}."
+        if best.cause in _MADE:
+            tried = "tried" if best.setting.num_workers == max(workers) else "clearly faster"
+            found += f" More workers were not {tried}."
+        return found
 
     @property
     def code(self) -> str:
@@ -214,52 +232,50 @@ def _result(setting: Setting, stats: LoaderStats, seconds: float) -> BenchRun:
         stats.io.bytes_received / seconds,
         stats.first_batch_seconds,
         stats.io.total_requests,
-        stats.verdict.text,
+        _limit(stats),
+        stats.verdict.cause,
     )
 
 
-def picture(report: BenchReport) -> Image:
-    """Return a bar for each run, as an RGB picture; the recommended one is dark."""
-    from PIL import Image, ImageDraw
+def _limit(stats: LoaderStats) -> str:
+    """Name the cause, and its share: a loop that only reads waits all the time."""
+    cause = stats.verdict.cause
+    if cause in (CONSUMER, "unknown"):
+        return "not seen, as the run was too short"
+    share = stats.shares.get(cause, stats.shares[STORE])
+    return f"{cause}, {share:.0%} of the {_WORKERS if stats.num_workers else ''}time"
 
-    image = Image.new("RGB", (_WIDTH, _BAR * (len(report.runs) + 1)), "white")
-    draw = ImageDraw.Draw(image)
-    draw.text((_LEFT, 7), "samples a second", fill="black")
-    fastest = max(run.samples_per_second for run in report.runs) or 1.0
-    for row, run in enumerate(report.runs, 1):
-        top = row * _BAR
-        end = _LEFT + int((_WIDTH - _LEFT - 80) * run.samples_per_second / fastest)
-        colour = (20, 60, 130) if run is report.best else (150, 180, 215)
-        draw.text((6, top + 7), str(run.setting), fill="black")
-        draw.rectangle((_LEFT, top + 3, end, top + _BAR - 4), fill=colour)
-        draw.text((end + 6, top + 7), f"{run.samples_per_second:,.0f}", fill="black")
-    return image
+
+def save_picture(report: BenchReport, path: str) -> None:
+    """Draw a bar for each run into an ``.svg`` or ``.png`` file; that of the recommended one is dark."""
+
+    def fill(axes: Axes) -> None:
+        runs = report.runs
+        colours = [STRONG if run is report.best else PALE for run in runs]
+        bars = axes.barh(range(len(runs)), [run.samples_per_second for run in runs], color=colours)
+        axes.bar_label(bars, fmt="{:,.0f}", padding=3)
+        axes.set_yticks(range(len(runs)), [str(run.setting) for run in runs])
+        axes.invert_yaxis()
+        axes.margins(x=0.12)
+        axes.set_xlabel("samples a second")
+        axes.set_title(printable_line(report.url), fontsize="medium")
+
+    save_plot(path, (7, 1.2 + 0.25 * len(report.runs)), fill)
 
 
 def page(report: BenchReport) -> str:
-    """Return a page in HTML, which needs no other file."""
-    data = io.BytesIO()
-    picture(report).save(data, "PNG")
-    bars = base64.b64encode(data.getvalue()).decode("ascii")
-    rows = [
-        (
-            str(run.setting),
-            f"{run.samples_per_second:,.0f}",
-            f"{run.bytes_per_second / 1e6:,.1f}",
-            f"{run.first_batch_seconds:.2f} s",
-            f"{run.requests:,}",
-            run.verdict,
+    """Return a page in HTML, which needs no other file, for screens of any size, light or dark."""
+    most = max(run.samples_per_second for run in report.runs) or 1.0
+    rows = []
+    for run in report.runs:
+        speed = run.samples_per_second
+        rows.append(
+            f"<tr{' class=best' if run is report.best else ''}><td>{run.setting}</td><td data-name='samples/s'>"
+            f"{speed:,.0f}<meter max='{most}' value='{speed}'></meter></td><td data-name='MB/s'>"
+            f"{run.bytes_per_second / 1e6:,.1f}</td><td data-name='first batch'>{run.first_batch_seconds:.2f} s</td>"
+            f"<td data-name='requests'>{run.requests:,}</td><td data-name='its limit'>{escape(run.verdict)}</td></tr>"
         )
-        for run in report.runs
-    ]
-    head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Speed of a dataset</title>'
-        "<style>body{font:15px sans-serif;max-width:70em;margin:2em auto}"
-        "td,th{padding:2px 12px;text-align:left}</style>"
-        f"<h1>{escape(report.url)}</h1>"
-        f'<img alt="samples a second of each run" src="data:image/png;base64,{bars}">'
-        f"<table><tr>{head}</tr>{body}</table>"
-        f"<h2>Recommended settings</h2><pre>get_train_dataset(…, {escape(report.code)})</pre></html>\n"
+    texts = {name: escape(printable_line(getattr(report, name))) for name in ("url", "verdict", "code")}
+    return Template((Path(__file__).parent / "bench.html").read_text("utf-8")).substitute(
+        texts, rows="\n".join(rows)
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +15,13 @@ import numpy.typing as npt
 from energon_stream.errors import ConfigError
 from energon_stream.prewarming.amount import stream_steps
 from energon_stream.prewarming.job import open_reader_dataset
+from energon_stream.printable import counted, printable_line, strip_credentials
+from energon_stream.tools.plots import INK, STRONG, save_plot
 from energon_stream.tools.simulate.explain import explain_dataset
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
-    import os
-
+    from matplotlib.axes import Axes
     from PIL.Image import Image
 
     from energon_stream.arrays import Int64Array
@@ -27,9 +30,9 @@ if TYPE_CHECKING:
 
 _BINS = 200
 """Most rows and columns of a heat map."""
-_CELL = 3
-"""Pixels of a cell's sides in a picture, if there are ``_BINS`` of them."""
-_MARGIN = 24
+_LINES = 50
+"""Most lines between shards in a picture."""
+_OF_CAPTION = ("shuffle_buffer_size", "max_samples_per_sequence", "parallel_shard_iters", "packing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +72,46 @@ class OrderMap:
     shards: float  # mean number of shards from which a step's samples come
     neighbours: float  # share of a step's samples whose next one is also the next one in the data
 
-    def picture(self) -> Image:
-        """Return the map as an RGB picture: steps from left to right, positions from top to bottom."""
-        from PIL import Image, ImageDraw
+    # with the numbers of steps and samples, the positions of the shards' first samples, and a caption
+    steps: int = 0
+    samples: int = 0
+    shard_starts: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    caption: str = ""
 
-        rows, columns = self.counts.shape
-        share = self.counts / max(1, self.counts.max())
-        stops = np.array([(255, 255, 255), (120, 170, 220), (20, 40, 110)])
-        places = np.linspace(0, 1, len(stops))
-        colours = np.stack([np.interp(share, places, stops[:, channel]) for channel in range(3)], axis=-1)
-        size = (_CELL * _BINS, _CELL * _BINS)
-        cells = Image.fromarray(colours.astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
-        picture = Image.new("RGB", (size[0] + 2 * _MARGIN, size[1] + 2 * _MARGIN), "white")
-        picture.paste(cells, (_MARGIN, _MARGIN))
-        draw = ImageDraw.Draw(picture)
-        draw.rectangle((_MARGIN - 1, _MARGIN - 1, _MARGIN + size[0], _MARGIN + size[1]), outline="black")
-        draw.text(
-            (_MARGIN, 6), f"position in the data, down ({rows} rows); spread {self.spread:.2f}", fill="black"
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Draw the map into an ``.svg`` or ``.png`` file: steps to the right, positions down."""
+        save_plot(path, (7, 5.5), self._fill)
+
+    def picture(self) -> Image:
+        """Return the drawing as a picture."""
+        from PIL import Image
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(f"{folder}/map.png")
+            return Image.open(f"{folder}/map.png").convert("RGB")
+
+    def _fill(self, axes: Axes) -> None:
+        from matplotlib.colors import LinearSegmentedColormap
+
+        shades = LinearSegmentedColormap.from_list("shades", [f"{STRONG}00", STRONG])
+        extent = (0, self.steps, self.samples, 0)
+        axes.imshow(np.sqrt(self.counts), shades, aspect="auto", interpolation="nearest", extent=extent)
+        every = -(-len(self.shard_starts) // _LINES) or 1
+        axes.hlines(self.shard_starts[::every], 0, self.steps, INK, linewidth=0.4, alpha=0.4)
+        lines = "a line a shard" if every == 1 else f"a line every {every} shards"
+        axes.set_xlabel(f"step\n\n{self.caption}")
+        axes.set_ylabel(f"position in the data ({lines})")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:,.0f}")
+        axes.set_title(self.summary, fontsize="medium")
+
+    @property
+    def summary(self) -> str:
+        """The three figures in words."""
+        return (
+            f"spread {self.spread:.2f} (1 is a shuffle of all data), {self.shards:.1f} shards a step, "
+            f"{self.neighbours:.0%} next to their neighbour"
         )
-        draw.text((_MARGIN, size[1] + _MARGIN + 6), f"steps, to the right ({columns} columns)", fill="black")
-        return picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +186,20 @@ def forecast(
         cached_bytes=sum(request.cached_bytes for request in requests),
         objects=len({request.object for request in requests}),
         reasons=Counter(request.reason for request in requests),
-        order=map_order(positions, starts, total),
+        order=replace(
+            map_order(positions, starts, total), caption=_caption(path, config, batch_size, options)
+        ),
     )
+
+
+def _caption(path: Any, config: WorkerConfig, batch_size: int, options: Mapping[str, Any]) -> str:
+    name = "a mixture" if isinstance(path, Mapping) else printable_line(strip_credentials(os.fspath(path)))
+    job = (
+        f"rank {config.rank} of {config.world_size}, {counted(config.num_workers, 'worker')}, "
+        f"seed {config.seed_offset}, batch size {batch_size}"
+    )
+    given = [f"{name} {options[name]}" for name in _OF_CAPTION if options.get(name) is not None]
+    return "\n".join((f"{name}: {job}", ", ".join(given) or "shuffle as by default"))
 
 
 def positions_of_steps(dataset: ReaderDataset, steps: int, batch_size: int) -> list[Int64Array]:
@@ -214,7 +249,8 @@ def map_order(positions: Sequence[Int64Array] | Int64Array, shard_starts: Int64A
         follows += (np.diff(same, axis=1) == 1).sum()
         spread += _spread(same, total) * len(same)
     pairs = max(1, int(np.maximum(0, sizes - 1).sum()))
-    return OrderMap(counts, spread / steps, float(distinct / steps), float(follows / pairs))
+    figures = spread / steps, float(distinct / steps), float(follows / pairs)
+    return OrderMap(counts, *figures, steps, total, shard_starts)
 
 
 def _spread(positions: npt.NDArray[np.int64], total: int) -> float:

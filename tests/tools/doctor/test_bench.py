@@ -1,9 +1,10 @@
 """A measurement tries settings one after another, and recommends those that are clearly faster."""
 
-import base64
-import io
 import json
 import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
@@ -22,8 +23,8 @@ from energon_stream.tools.doctor.measure import (
     bench,
     best_of,
     page,
-    picture,
     processors,
+    save_picture,
 )
 
 ORDER = {"shuffle_buffer_size": 20, "max_samples_per_sequence": 10}
@@ -36,8 +37,8 @@ def folder(tmp_path_factory):
     )
 
 
-def run_of(speed, **setting):
-    return BenchRun(Setting(**setting), 9, speed, speed * 1000, 0.1, 12, "the store's <latency>")
+def run_of(speed, cause="store latency", verdict="the store's <latency>", **setting):
+    return BenchRun(Setting(**setting), 9, speed, speed * 1000, 0.1, 12, verdict, cause)
 
 
 values_strategy = st.lists(st.integers(1, 200), min_size=1, max_size=4, unique=True).map(tuple)
@@ -75,14 +76,102 @@ def test_the_recommendation_names_what_differs_from_the_defaults():
     assert BenchReport("s3://data", (run_of(1.0),)).code.endswith("num_workers=0)")
 
 
-def test_the_page_has_the_picture_and_no_markup_of_strangers():
+class Cells(HTMLParser):
+    """Collects the texts of cells, and checks that each element is closed by its own end."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.cells, self.tags, self.attributes = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "td" in self.open:
+            self.cells[-1] += data
+
+
+def test_the_page_is_whole_fits_a_phone_and_has_no_markup_of_strangers():
     report = BenchReport("s3://<script>alert(1)</script>", (run_of(100.0), run_of(250.0, num_workers=2)))
     text = page(report)
-    assert "<script" not in text
-    assert "the store&#x27;s &lt;latency&gt;" in text
-    data = base64.b64decode(re.search(r"base64,([^\"]+)", text)[1])
-    with Image.open(io.BytesIO(data)) as found:
-        assert found.size == picture(report).size
+    found = Cells(text)
+    assert "script" not in found.tags
+    assert found.cells == [
+        *("0 workers, 64 in flight, 6 MiB", "100", "0.1", "0.10 s", "12", "the store's <latency>"),
+        *("2 workers, 64 in flight, 6 MiB", "250", "0.2", "0.10 s", "12", "the store's <latency>"),
+    ]
+    assert [a["value"] for tag, a in found.attributes if tag == "meter"] == ["100.0", "250.0"]
+    assert ("meta", {"name": "viewport", "content": "width=device-width"}) in found.attributes
+    assert "color-scheme: light dark" in text
+    assert "http" not in text.replace("s3://", "")
+
+
+def test_the_verdict_says_how_much_faster_and_never_to_do_what_was_tried():
+    one = run_of(100.0, cause="decode", verdict="decoding, 92% of the workers' time", num_workers=1)
+    two = replace(one, setting=Setting(2), samples_per_second=101.0)
+    fast = replace(one, setting=Setting(4), samples_per_second=250.0)
+    found = "Its limit: decoding, 92% of the workers' time."
+    name = "64 in flight, 6 MiB"
+    assert BenchReport("a", (one,)).verdict == (
+        f"Best of 1 run: 1 worker, {name}, 100 samples/s. {found} More workers were not tried."
+    )
+    assert BenchReport("a", (one, two)).verdict == (
+        f"Best of 2 runs: 1 worker, {name}, 100 samples/s. {found} More workers were not clearly faster."
+    )
+    assert BenchReport("a", (one, two, fast)).verdict == (
+        f"Best of 3 runs: 4 workers, {name}, 250 samples/s, 2.5 times as fast as 1 worker, {name}. {found} "
+        "More workers were not tried."
+    )
+    store = replace(one, cause="store rate", verdict="the store's rate, 99% of the workers' time")
+    assert BenchReport("a", (store,)).verdict.endswith(
+        "Its limit: the store's rate, 99% of the workers' time."
+    )
+
+
+def test_the_limit_of_a_run_is_its_cause_and_not_that_the_loop_waits(folder):
+    (run,) = bench(
+        str(folder),
+        batch_size=4,
+        seconds=0.2,
+        num_workers=[0],
+        max_in_flight=[64],
+        max_request=[6 << 20],
+        **ORDER,
+    ).runs
+    assert not re.search(r"waiting|add workers|use workers|keeps up", run.verdict)
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_the_picture_has_a_bar_a_run(tmp_path, kind):
+    report = BenchReport(
+        "s3://data", (run_of(100.0), run_of(250.0, num_workers=2), run_of(9.0, max_in_flight=7))
+    )
+    save_picture(report, tmp_path / f"a.{kind}")
+    if kind == "png":
+        with Image.open(tmp_path / "a.png") as found:
+            assert (59, 130, 230) in {colour for _, colour in found.convert("RGB").getcolors(10**6)}
+        return
+    drawn = ElementTree.fromstring((tmp_path / "a.svg").read_bytes())
+    texts = [text for text in map(str.strip, drawn.itertext()) if text]
+    assert {"2 workers, 64 in flight, 6 MiB", "250", "samples a second", "s3://data"} <= set(texts)
+    assert any("prefers-color-scheme:dark" in text for text in texts)
+    assert b"#010203" not in (tmp_path / "a.svg").read_bytes()
+
+
+def test_other_kinds_of_pictures_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"\.svg or \.png"):
+        save_picture(BenchReport("s3://data", (run_of(1.0),)), tmp_path / "a.gif")
 
 
 def test_the_command_measures_and_reports(folder, tmp_path):
@@ -92,9 +181,10 @@ def test_the_command_measures_and_reports(folder, tmp_path):
     arguments += ["--png", str(tmp_path / "a.png")]
     shown = CliRunner().invoke(main, arguments)
     assert shown.exit_code == 0, shown.output
-    assert shown.output.count("samples/s") == 3
+    assert shown.output.count(" MB/s") == 3
     assert "Settings: get_train_dataset(" in shown.output
-    assert "Recommended settings" in (tmp_path / "a.html").read_text()
+    assert len(Cells((tmp_path / "a.html").read_text()).cells) == 3 * 6
+    assert shown.output.count("Best of 3 runs: ") == 1
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 

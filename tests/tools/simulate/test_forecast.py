@@ -1,6 +1,7 @@
 """A forecast counts what training reads; its map tells an order from a shuffle."""
 
 import json
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -92,6 +93,33 @@ def test_the_command_prints_prices_and_draws(folder, tmp_path):
     values = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output)
     assert values["price"] == pytest.approx(values["requests"] * 0.0004 + values["size"] * 90e-9)
     assert set(values["order"]) == {"spread", "shards", "neighbours"}
+
+
+def test_the_plot_has_ticks_shards_and_settings(folder, tmp_path):
+    config = WorkerConfig(1, 2, 0, seed_offset=3)
+    order = forecast(folder, steps=12, batch_size=BATCH, worker_config=config, cache=False, **SHUFFLED).order
+    order.save(tmp_path / "map.svg")
+    drawn = ElementTree.parse(tmp_path / "map.svg").getroot()
+    texts = [text for text in map(str.strip, drawn.itertext()) if text]
+    assert len(lines_of(drawn)) == SHARDS
+    assert {"0", "12", "400", "step", "position in the data (a line a shard)"} <= set(texts)
+    assert f"{folder}: rank 1 of 2, 0 workers, seed 3, batch size 8" in texts
+    assert "shuffle_buffer_size 400, max_samples_per_sequence 5" in texts
+    assert any("prefers-color-scheme:dark" in text for text in texts)
+    assert order.picture().size == (1050, 825)
+
+
+def lines_of(drawn):
+    """The heights of the lines across the map, in pixels."""
+    (lines,) = (each for each in drawn.iter() if each.get("id") == "LineCollection_1")
+    return [each.get("d") for each in lines.iter() if each.tag.endswith("path")]
+
+
+def test_many_shards_have_fewer_lines(tmp_path):
+    map_order([np.arange(9)], np.arange(0, 1200, 10), 1200).save(tmp_path / "map.svg")
+    drawn = ElementTree.parse(tmp_path / "map.svg").getroot()
+    assert len(lines_of(drawn)) == 40
+    assert "position in the data (a line every 3 shards)" in set(drawn.itertext())
 
 
 @pytest.mark.parametrize("steps", [0, -1])
