@@ -7,7 +7,7 @@ TORCHVISION := torch==2.14.1 torchvision==0.29.1
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 # What `make test` leaves out, because it needs environments of its own, or long.
-SUITES := interop convert transforms ray megatron stores docs test-floor chaos-short
+SUITES := interop convert transforms ray megatron stores docs first-hour test-floor chaos-short
 
 .PHONY: demo test test-all unit lint types audit bench peers $(SUITES) suites chaos soak release-check clean
 
@@ -132,6 +132,12 @@ docs:
 	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python -m pip install -q --disable-pip-version-check -r docs/tools/requirements.txt
 	.venv-docs/bin/python docs/tools/build_site.py
+
+# The first hour of three users, with the commands of the documents: minutes and commands to the first batch, to a
+# resumed run, to S3. FIRST_HOUR= makes an empty environment first, and counts what installing takes.
+FIRST_HOUR = --venv $(VENV)
+first-hour: $(VENV)/installed
+	$(BIN)/python docs/tools/first_weeks.py $(FIRST_HOUR)
 
 # Azure's emulator, without which its tests are skipped; it comes from npm.
 stores: $(VENV)/installed

@@ -17,6 +17,7 @@ import importlib.util
 import logging
 import multiprocessing.forkserver
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,7 @@ def _has_torchvision() -> bool:
 collect_ignore = ["docs/tools", "energon_stream/loader/fork_server.py"]
 if not _has_torchvision():  # `make transforms` runs these
     collect_ignore += [f"energon_stream/transforms/{name}.py" for name in ("mappers", "merge")]
+SHOWN = re.compile(r"\s*```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SECONDS = 300
 """After so long a command of a page is stuck, on the busiest of machines."""
 
@@ -199,7 +201,8 @@ def in_example_page(request: pytest.FixtureRequest, example_page: Page) -> Itera
 def run_bash(example: Example) -> None:
     """Run a ``bash`` block, and stay in the folder in which it ends.
 
-    Its lines may begin with ``$``, and then the others are output, which is not compared.
+    Its lines may begin with ``$``, and then the others are output, which is not compared. In Get started, a
+    block of text right behind it is its output.
     """
     text = str(example.parsed)
     if any(line.startswith("$ ") for line in text.splitlines()):
@@ -210,6 +213,10 @@ def run_bash(example: Example) -> None:
         os.chdir(end.read().strip())
     if done.returncode:
         raise AssertionError(f"{text}\nended with status {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    shown = SHOWN.match(example.document.text, example.end)
+    if shown and "docs/start" in example.path:
+        printed = done.stdout.replace(os.getcwd(), "/home/me/data")
+        assert sorted(printed.splitlines()) == sorted(shown[1].splitlines())  # ranks print in any order
 
 
 def run_yaml(example: Example) -> None:

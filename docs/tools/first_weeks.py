@@ -1,0 +1,207 @@
+"""Repeats the first hour of three users, from an empty environment, with the commands of the documents.
+
+``python docs/tools/first_weeks.py`` makes an environment and installs PyTorch, then the clone; ``--venv``
+takes one that exists. The users have files in folders, Parquet and MDS; a program and a metadataset of
+Megatron-Energon 7.4.1; webdataset tars. It prints the minutes and commands of each to the first batch of
+their own data, to a run that was resumed, and to S3, and fails beyond the goal. PyTorch's download is not
+counted. Commands and programs are those of the pages, with other paths: a page that changes without the
+others fails here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MINUTES, COMMANDS = 3.0, 5  # at most, to the first batch
+HOUR, CONVERT, PREPARE = "docs/start/first-hour.md", "docs/guides/convert.md", "docs/guides/prepare.md"
+# As users of Megatron-Energon 7.4.1 write it; their metadataset is mix.yaml.
+OF_ENERGON = """
+import sys
+from megatron.energon import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
+
+class Encoder(DefaultTaskEncoder):
+    @stateless
+    def encode_sample(self, sample):
+        return sample
+
+def open_loader():
+    config = WorkerConfig.default_worker_config(2)
+    options = {"shuffle_buffer_size": 100, "max_samples_per_sequence": 100, "task_encoder": Encoder()}
+    return get_savable_loader(get_train_dataset(sys.argv[1], batch_size=1, worker_config=config, **options))
+
+if __name__ == "__main__":
+    loader = open_loader()
+    batches = iter(loader)
+    print(next(batches).__key__)
+    again = open_loader()
+    again.restore_state_rank(loader.save_state_rank())
+    assert next(iter(again)).__key__ == next(batches).__key__
+"""
+
+
+def program(page: str, mark: str) -> str:
+    """Return the program of a page that has a mark, also out of a command that writes it to a file."""
+    blocks = re.findall(
+        r"^```(?:python|bash)\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL
+    )
+    (found,) = (block for block in blocks if mark in block)
+    file = re.search(r"<<'END'\n(.*?)^END$", found, re.MULTILINE | re.DOTALL)
+    return file[1] if file else found
+
+
+class User:
+    """A user with a terminal, in a folder of data: counts the commands and their time."""
+
+    late = False  # whether one was
+
+    def __init__(self, name: str, data: Path, folder: Path, binaries: Path, seconds: float) -> None:
+        self.name, self.folder = name, Path(shutil.copytree(data, folder / name.replace(" ", "-")))
+        self.seconds, self.commands = seconds, 1  # the command that installed
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "PYTHON", "ENERGON_"))}
+        self.environment = {**clean, "PATH": f"{binaries}{os.pathsep}{clean['PATH']}"}
+
+    def run(self, page: str | None, command: str, **words: str) -> str:
+        """Run a command of a page, with some words replaced, and return its output."""
+        assert page is None or command in (ROOT / page).read_text(), f"{page} has no {command!r}"
+        for word, instead in words.items():
+            command = command.replace(word, instead)
+        self.commands, begin = self.commands + 1, time.monotonic()
+        options = {"cwd": self.folder, "env": self.environment, "capture_output": True, "text": True}
+        done = subprocess.run(command, shell=True, timeout=900, check=False, **options)
+        self.seconds += time.monotonic() - begin
+        if done.returncode:
+            sys.exit(f"$ {command}\n{done.stdout}{done.stderr}\nended with status {done.returncode}")
+        return done.stdout
+
+    def ten_lines(self, dataset: str) -> None:
+        """Run the README's program, which resumes a loader at its end, on another dataset."""
+        text = program("README.md", "get_savable_loader").replace("photo-tars", dataset)
+        (self.folder / "ten.py").write_text(re.sub(r"print\(.*\)", "print(step, batch.__key__[0])", text))
+        assert "9 " in self.run(None, "python ten.py")
+
+    def report(self, what: str) -> None:
+        minutes = self.seconds / 60
+        late = what == "first batch" and (minutes > MINUTES or self.commands > COMMANDS)
+        print(
+            f"{self.name:20}{what:16}{minutes:6.2f} min{self.commands:4} commands{late * ', late'}",
+            flush=True,
+        )
+        User.late |= late
+
+    @contextmanager
+    def s3(self) -> Iterator[None]:
+        """Serve the folder as ``s3://data``, in another terminal, and paste the line that this prints."""
+        command = ["energon-stream", "demo-data", ".", "--serve", "--port", "0"]
+        found = shutil.which(command[0], path=self.environment["PATH"])
+        options = {"cwd": self.folder, "env": self.environment, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen([found, *command[1:]], stderr=subprocess.DEVNULL, **options) as server:
+            self.environment |= dict(word.split("=", 1) for word in server.stdout.readline().split()[1:])
+            self.commands += 2
+            yield
+            server.terminate()
+
+
+def pictures(user: User) -> None:
+    user.run(HOUR, "energon-stream convert photos photo-tars")
+    (user.folder / "train.py").write_text(program(HOUR, "def main(path, last)"))
+    assert "step 1," in user.run(HOUR, "python train.py photo-tars 3")
+    user.report("first batch")
+    assert "step 4," in user.run(HOUR, "python train.py photo-tars 6")
+    user.report("resumed")
+    with user.s3():
+        assert "step 7," in user.run(HOUR, "python train.py s3://data/photo-tars 8")
+        user.report("S3")
+        assert "rank 1" in user.run(HOUR, "torchrun --nproc-per-node 2 train.py s3://data/photo-tars 10")
+        user.report("two processes")
+
+
+def converted(user: User, command: str, made: str) -> None:
+    user.run(CONVERT, command)
+    user.ten_lines(made)
+    user.report("first batch")
+    user.report("resumed")
+    with user.s3():
+        user.ten_lines(f"s3://data/{made}")
+        user.report("S3")
+
+
+def megatron(user: User) -> None:
+    (user.folder / "train.py").write_text(OF_ENERGON)
+    line = "python -m energon_stream.run_megatron train.py …"
+    user.run("docs/migration/megatron-energon.md", line, **{"…": "mix.yaml"})
+    user.report("first batch")
+    user.report("resumed")
+    with user.s3():
+        user.run("docs/migration/megatron-energon.md", line, **{"…": "s3://data/mix.yaml"})
+        user.report("S3")
+
+
+def webdataset(user: User) -> None:
+    text = program("docs/guides/plain-tars.md", "sample_type=CaptioningSample")
+    (user.folder / "tars.py").write_text(text.replace("s3://data/", ""))
+    user.run(None, "python tars.py")
+    user.report("first batch")
+    command = re.search(r"energon-stream prepare pairs (?:.*\\\n)*.*", (ROOT / PREPARE).read_text())[0]
+    user.run(PREPARE, command, pairs="tars")
+    user.ten_lines("tars")
+    user.report("resumed")
+    with user.s3():
+        user.ten_lines("s3://data/tars")
+        user.report("S3")
+
+
+def install(folder: Path) -> tuple[Path, float]:
+    """Make an environment, and return its programs and the seconds that this took, without PyTorch."""
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip = [folder / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    of_torch = time.monotonic()
+    subprocess.run([*pip, "-c", ROOT / "constraints.txt", "torch"], check=True)
+    of_torch = time.monotonic() - of_torch
+    subprocess.run([*pip, f"{ROOT}[av,parquet]"], check=True)
+    return folder / "bin", time.monotonic() - begin - of_torch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="the first hour of three users")
+    parser.add_argument("--venv", type=Path, help="an environment that has the library; default: a new one")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="first-weeks-") as name:
+        folder = Path(name)
+        binaries, seconds = (options.venv / "bin", 0.0) if options.venv else install(folder / "venv")
+        binaries = binaries.absolute()
+        print(f"{'all':20}{'installed':16}{seconds / 60:6.2f} min   1 command, without PyTorch", flush=True)
+        data = folder / "data"
+        subprocess.run(
+            [binaries / "energon-stream", "demo-data", data], check=True, stdout=subprocess.DEVNULL
+        )
+        user = lambda name: User(name, data, folder, binaries, seconds)  # noqa: E731
+        pictures(user("pictures"))
+        commands = re.findall(
+            r"^energon-stream convert (\S+) (\S+)(.*)$", (ROOT / CONVERT).read_text(), re.MULTILINE
+        )
+        for source in ("photos.parquet", "photos-mds", "speech", "videos"):
+            target, rest = next((found, rest) for first, found, rest in commands if first == source)
+            if (data / source).exists():
+                converted(user(source), f"energon-stream convert {source} {target}{rest}", target)
+            else:
+                print(f"{source:20}left out: its package is missing")
+        megatron(user("Megatron-Energon"))
+        webdataset(user("webdataset"))
+    if User.late:
+        sys.exit(f"the goal is {MINUTES} minutes and {COMMANDS} commands to the first batch")
+
+
+if __name__ == "__main__":
+    main()
