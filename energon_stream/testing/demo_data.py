@@ -64,7 +64,7 @@ class DemoData:
 
 
 def write_demo_data(folder: str | os.PathLike[str], like: Collection[str] = ()) -> list[DemoData]:
-    """Write the data that the documents use into a folder, and return what is there.
+    """Write the data that the documents use into a folder, and return the list of it.
 
     What exists is left as it is. A dataset whose package is missing is left out.
 
