@@ -87,8 +87,8 @@ class User:
     def ten_lines(self, dataset: str) -> None:
         """Run the README's program, which resumes a loader at its end, on another dataset."""
         text = program("README.md", "get_savable_loader").replace("photo-tars", dataset)
-        (self.folder / "ten.py").write_text(re.sub(r"print\(.*\)", "print(step, batch.__key__[0])", text))
-        assert "9 " in self.run(None, "python ten.py")
+        (self.folder / "ten.py").write_text(re.sub(r"print\(.*\)", "print(step)", text))
+        assert "9\n" in self.run(None, "python ten.py")
 
     def report(self, what: str) -> None:
         minutes = self.seconds / 60
