@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import signature
 from numbers import Integral
 from typing import ParamSpec, TypeVar
 
-from energon_stream.errors import UnknownArgumentError
+from energon_stream.errors import ConfigError, UnknownArgumentError
 from energon_stream.printable import nearest
 
 P = ParamSpec("P")
@@ -31,9 +30,12 @@ _ELSEWHERE = {
 """Names that other libraries use here, and what does the same."""
 
 
-def is_whole(value: object, least: float = -math.inf) -> bool:
-    """Return True for a whole number from ``least`` on, of Python or NumPy, and no bool."""
-    return type(value) is not bool and isinstance(value, Integral) and int(value) >= least
+def check_whole(name: str, value: object, least: float, hint: str) -> None:
+    """Raise ConfigError for what is neither None nor a whole number from ``least`` on."""
+    if value is not None and not (
+        type(value) is not bool and isinstance(value, Integral) and int(value) >= least
+    ):
+        raise ConfigError(f"{name} is {value!r:.80}", hint=hint)
 
 
 def check_names(given: Iterable[str], known: Iterable[str], where: str | None = None) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from energon_stream.arguments import is_whole
+from energon_stream.arguments import check_whole
 from energon_stream.conventions import Conventions, checked, conventions
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.plugins import load_plugin
@@ -160,16 +161,14 @@ class WorkerConfig:
     """The configuration that hooks see while they run; None outside of hooks."""
 
     def __post_init__(self) -> None:
-        wrong = [f"{name} is {value!r:.80}" for name, value in self.config().items() if not is_whole(value)]
-        if wrong:
-            raise ConfigError(wrong[0], hint="pass an integer, such as int(os.environ['RANK'])")
+        for name, value in self.config().items():
+            least = -math.inf if name == "seed_offset" else 0
+            check_whole(name, value, least, "pass a number, such as int(os.environ['RANK'])")
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"rank {self.rank} does not fit world_size {self.world_size}",
                 hint="rank counts from 0 to world_size - 1",
             )
-        if self.num_workers < 0:
-            raise ConfigError(f"num_workers is {self.num_workers}", hint="use 0 to load in the main process")
         if not (self.sample_timeout is None or self.sample_timeout > 0):
             raise ConfigError(f"sample_timeout is {self.sample_timeout}", hint="use seconds, or None")
         checked(self.conventions, "conventions")
@@ -177,7 +176,7 @@ class WorkerConfig:
             load_plugin("debug_log").check_path(self.worker_debug_path)
         if self.num_streams == 0:
             object.__setattr__(self, "num_streams", self.world_size * max(1, self.num_workers))
-        elif self.num_streams < 0 or self.num_streams % self.world_size:
+        elif self.num_streams % self.world_size:
             raise ConfigError(
                 f"num_streams {self.num_streams} is not a multiple of world_size {self.world_size}",
                 hint="choose a multiple of every world size that you plan to use, for example 24",

@@ -20,6 +20,7 @@ from energon_stream.cli.options import (
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import ConfigError
 from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.printable import counted
 from energon_stream.progress import Progress
 from energon_stream.write.convert import convert_dataset
 from energon_stream.write.convert_plan import plan_conversion
@@ -203,7 +204,8 @@ def _show(report: ConvertReport) -> None:
     of = f"{report.sections} sections ({report.kind}), {report.rows_read} read in this run"
     echo(f"Source:    {rows} rows in {of}")
     equal = "" if report.rows is None else ", as many as rows"
-    echo(f"Written:   {report.samples} samples in {report.shards} tars, {show_size(report.size)}{equal}")
+    written = f"{counted(report.samples, 'sample')} in {counted(report.shards, 'tar')}"
+    echo(f"Written:   {written}, {show_size(report.size)}{equal}")
     echo(f"Read back: {report.samples_checked} samples, all with the checksums of what was written")
     echo(f"Checksum:  {report.digest} of all samples")
     echo(f"Split:     {', '.join(f'{name} {count}' for name, count in report.split.items())}")

@@ -13,6 +13,7 @@ from energon_stream.index.jsonl_index import open_jsonl
 from energon_stream.index.kept_index import PlainTars
 from energon_stream.index.plain import read_metadata_or_tars
 from energon_stream.prepare.publish import read_skipped
+from energon_stream.printable import counted
 from energon_stream.storage import ListEntry, StoreSpec
 from energon_stream.tar.scan import peek_parts
 
@@ -96,7 +97,7 @@ def _of_plain(root: StoreSpec, tars: list[ListEntry]) -> dict[str, Any]:
 
 
 def _show_plain(found: dict[str, Any]) -> None:
-    echo(f"{found['url']}: {found['tars']} tars of {found['bytes'] / 1e6:.1f} MB, not prepared")
+    echo(f"{found['url']}: {counted(found['tars'], 'tar')} of {found['bytes'] / 1e6:.1f} MB, not prepared")
     of = f"{found['indexed_tars']} of them, {found['indexed_samples']} samples, in {found['index_folder']}"
     echo(f"Indexed on this node: {of}")
     echo(f"Parts of the first samples: {', '.join(found['parts'])}")

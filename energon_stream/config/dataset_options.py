@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from energon_stream.arguments import check_names, is_whole
+from energon_stream.arguments import check_names, check_whole
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.config.fields import parse_parts
 from energon_stream.config.metadataset_files import MetadatasetFiles
@@ -173,9 +173,9 @@ class DatasetRequest:
         path: PathOption,
         split_part: str,
         options: DatasetOptions,
-        *,
         batch_size: int | None = None,
         packing_buffer_size: int | None = None,
+        *,
         multiplier: int | None = 1,
         with_cookers: bool = True,
     ) -> DatasetRequest:
@@ -254,9 +254,8 @@ def _with_handler(config: WorkerConfig, handler: Callable[[Exception, Any], Any]
 
 
 def _limits(limits: ReadOptions, batch_size: int | None, packing_buffer_size: int | None) -> ReadOptions:
-    for name, value in (("batch_size", batch_size), ("packing_buffer_size", packing_buffer_size)):
-        if value is not None and not is_whole(value, 1):
-            raise ConfigError(f"{name} is {value!r:.80}", hint="use 1 or more, or None")
+    check_whole("batch_size", batch_size, 1, "use 1 or more, or None")
+    check_whole("packing_buffer_size", packing_buffer_size, 1, "use 1 or more, or None")
     if limits.first_samples is not None:
         return limits
     # The first batch is fetched in small requests, so that it arrives early. Packing needs a full buffer

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from energon_stream.arguments import MAX_SAMPLES_PER_SEQUENCE, SHUFFLE_BUFFER_SIZE, names_checked
-from energon_stream.config.dataset_options import DatasetRequest, OpeningOptions, SharedOptions, Shuffling
+from energon_stream.config.dataset_options import (
+    DatasetOptions,
+    DatasetRequest,
+    OpeningOptions,
+    SharedOptions,
+    Shuffling,
+)
 from energon_stream.config.mixture import open_mixture
 from energon_stream.config.planned_packs import PlannedPacking, pack_mixture
 from energon_stream.errors import ConfigError
@@ -143,14 +149,9 @@ def get_train_dataset(
         torch.Size([4, 3, 48, 64])
     """
     shuffling = Shuffling(shuffle_buffer_size, max_samples_per_sequence, parallel_shard_iters)
-    request = DatasetRequest.of(
-        path,
-        split_part,
-        {**options, "worker_config": worker_config, "task_encoder": task_encoder},
-        batch_size=batch_size,
-        packing_buffer_size=packing_buffer_size,
-        multiplier=shuffle_over_epochs_multiplier,
-    )
+    shared: DatasetOptions = {**options, "worker_config": worker_config, "task_encoder": task_encoder}
+    sizes, multiplier = (batch_size, packing_buffer_size), shuffle_over_epochs_multiplier
+    request = DatasetRequest.of(path, split_part, shared, *sizes, multiplier=multiplier)
     mixture = open_mixture(request, shuffling)
     if packing is not None:
         mixture = pack_mixture(packing, mixture, request, options.get("read_options"))
@@ -224,13 +225,8 @@ def get_val_dataset(  # noqa: D417 # get_train_dataset describes the other argum
         >>> sum(len(batch.caption) for batch in get_val_dataset("captions", batch_size=3))
         8
     """
-    request = DatasetRequest.of(
-        path,
-        split_part,
-        {**options, "worker_config": worker_config, "task_encoder": task_encoder},
-        batch_size=batch_size,
-        packing_buffer_size=packing_buffer_size,
-    )
+    shared: DatasetOptions = {**options, "worker_config": worker_config, "task_encoder": task_encoder}
+    request = DatasetRequest.of(path, split_part, shared, batch_size, packing_buffer_size)
     mixture = open_mixture(request)
     concatenates_itself = _takes_each_dataset(request, "build_val_datasets")
     datasets = mixture.val_datasets() if concatenates_itself else [mixture.val_dataset()]
@@ -266,13 +262,8 @@ def get_val_datasets(
         ...     print(len(list(dataset)), ref.path)
         2 .../captions
     """
-    request = DatasetRequest.of(
-        path,
-        split_part,
-        {**options, "worker_config": worker_config, "task_encoder": task_encoder},
-        batch_size=batch_size,
-        packing_buffer_size=packing_buffer_size,
-    )
+    shared: DatasetOptions = {**options, "worker_config": worker_config, "task_encoder": task_encoder}
+    request = DatasetRequest.of(path, split_part, shared, batch_size, packing_buffer_size)
     mixture = open_mixture(request)
     return [
         (_batched(request, [dataset], batch_drop_last, limit, ends), item.ref)

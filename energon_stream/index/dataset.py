@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -39,7 +39,7 @@ from energon_stream.index.info_files import (
 )
 from energon_stream.index.sample_sizes import MOST_BYTES, decode_names, decode_sizes
 from energon_stream.index.shard_marks import Marks, decode_marks, marks_bytes
-from energon_stream.index.shard_names import names_tars
+from energon_stream.index.shard_names import conversion_hint, names_tars, path_hint
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.yaml_io import read_document
 from energon_stream.printable import strip_credentials
@@ -315,13 +315,23 @@ def ask_all(store: Store, ask: Callable[[str, Store], _T], paths: Iterable[str])
 
 def _not_prepared(what: str, store: Store, also: str = "") -> NotPreparedError:
     hint = f"check the path, or run `energon-stream prepare {store.url}`{also}"
+    paths = [entry.path for entry in islice(store.list(), 1000)]
+    inner = sorted(path.removesuffix(f"/{INFO_JSON}") for path in paths if path.endswith(f"/{INFO_JSON}"))
+    if inner:
+        hint = f"pass a dataset in this folder, such as {store.url}/{inner[0]}"
+    elif f"/{META_FOLDER}" in store.url:
+        hint = f"pass the folder that has {META_FOLDER}"
+    elif not paths:
+        what, hint = f"{what}, nor any other file", "check the path"
+    elif not any(map(names_tars, paths)):
+        what, hint = f"{what}, and no tars, but files such as {paths[0]!r}", conversion_hint(store.url)
     return NotPreparedError(f"{what}; this dataset is not prepared", where=store.url, hint=hint)
 
 
 def _missing_info(store: Store) -> NotPreparedError | ObjectNotFoundError:
     """Return the error for a folder without ``.info.json``. Listing a missing bucket raises its own error."""
     if is_local(store.url) and not Path(local_path(store.url)).is_dir():
-        return ObjectNotFoundError("no such folder", where=store.url, hint="check the path")
+        return ObjectNotFoundError("no such folder", where=store.url, hint=path_hint(store.url))
     names = [entry.path.rpartition("/")[2] for entry in store.list(META_FOLDER)]
     if not names:
         unprepared = "; to read it unprepared, pass sample_type= (the first use builds an index)"

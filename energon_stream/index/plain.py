@@ -27,7 +27,7 @@ from energon_stream.index.dataset import (
 )
 from energon_stream.index.info_files import META_FOLDER, STAGING
 from energon_stream.index.kept_index import PlainTars, sample_counts
-from energon_stream.index.shard_names import SPLIT_PARTS, match_names, only_tars, parse_tar_paths
+from energon_stream.index.shard_names import SPLIT_PARTS, match_names, only_tars, parse_tar_paths, path_hint
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec
 
@@ -112,7 +112,7 @@ def find_tars(spec: StoreSpec, limits: Limits | None = None) -> tuple[StoreSpec,
         raise ObjectNotFoundError(
             f"{len(missing)} of {len(paths)} tars do not exist, the first is {missing[0]!r}",
             where=store.url,
-            hint="check bucket, folder and braces",
+            hint=path_hint(spec.url, "check bucket, folder and braces"),
         )
     return root, [ListEntry(path, found[path]) for path in paths]
 

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.index.braces import expand
-from energon_stream.printable import strip_credentials
+from energon_stream.printable import counted, strip_credentials
 from energon_stream.urls import is_local, is_url, local_path, split_query, url_scheme
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.
 _DECOMPRESS = "decompress the tars, as `energon-stream repair` does: samples are read by byte range"
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # of a name that is not UTF-8
 _DIGITS = re.compile(r"([0-9]+)")
+_PIPE = re.compile("(?:^|/)pipe:")  # of webdataset
+_SCHEME = re.compile("(?:^|/)(s3|gs|gcs|az|abfs|hf|https?):/(?!/)(.*)")  # a slash is missing
 
 
 def is_inside(path: str) -> bool:
@@ -174,8 +177,27 @@ def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
             where=url,
             hint=_DECOMPRESS,
         )
-    found = f"; it has {len(others)} other files, such as {others[0].path!r}" if others else ""
-    raise ObjectNotFoundError(f"the folder has no .tar files{found}", where=url, hint="check the path")
+    found = f"; it has {counted(len(others), 'other file')}, such as {others[0].path!r}" if others else ""
+    hint = conversion_hint(url) if others else path_hint(url)
+    raise ObjectNotFoundError(f"the folder has no .tar files{found}", where=url, hint=hint)
+
+
+def conversion_hint(url: str) -> str:
+    """Return what to do with files of other formats."""
+    return f"`energon-stream convert {url} NEW_FOLDER` makes a dataset of pictures, texts, Parquet and more"
+
+
+def path_hint(url: str, other: str = "check the path") -> str:
+    """Return what is probably wrong with a path at which nothing is; ``other`` if it looks sound."""
+    if _PIPE.search(url):
+        return "pass the URL itself, such as s3://bucket/data/{000..099}.tar: stores are read without a shell"
+    if slip := _SCHEME.search(url):
+        return f"a URL has a colon and two slashes: {slip[1]}://{slip[2]}"
+    if "*" in url or "?" in url:
+        return "write {000..099}.tar in place of wildcards; or pass the folder, with sample_type=CrudeSample"
+    if is_local(url) and Path(local_path(url)).is_file():
+        return f"`energon-stream convert {url} NEW_FOLDER` takes tables; of other files, pass the folder, unpacked"
+    return other
 
 
 def split_by_ratio(

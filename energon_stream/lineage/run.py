@@ -313,9 +313,8 @@ def open_run(url: str, *, storage_options: Mapping[str, Any] | None = None) -> T
         StorageError: It could not be read.
 
     Example:
-        >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset, open_run
-        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        >>> dataset = get_train_dataset("captions", batch_size=4, worker_config=config)
+        >>> from energon_stream import get_savable_loader, get_train_dataset, open_run
+        >>> dataset = get_train_dataset("captions", batch_size=4)
         >>> with get_savable_loader(dataset, run="runs/a") as loader:
         ...     first = next(iter(loader))
         >>> (step,) = open_run("runs/a").which(0)

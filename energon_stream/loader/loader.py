@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import torch
 
@@ -21,7 +21,7 @@ from energon_stream.loader.observe.observed import ObservedLoader
 from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.session import InProcess
 from energon_stream.loader.workers import Workers
-from energon_stream.pipeline.dataset import drawing_of
+from energon_stream.pipeline.dataset import SavableDataset, drawing_of
 from energon_stream.pipeline.failures import check_pass
 from energon_stream.pipeline.stream_runner import BAD_SAMPLES
 from energon_stream.plugins import debug_log
@@ -30,7 +30,6 @@ from energon_stream.storage.obstore_use import run_forkable
 
 if TYPE_CHECKING:
     from energon_stream.media import CachePool
-    from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import RestoreKey
     from energon_stream.pipeline.stream_runner import Step
     from energon_stream.worker import WorkerConfig
@@ -86,6 +85,10 @@ class BasicDataLoader(ObservedLoader[T]):
         max_bad: float | None = None,
     ) -> None:
         super().__init__()
+        given: Any = dataset
+        if not isinstance(given, SavableDataset):
+            hint = "pass what get_train_dataset or get_val_dataset returned"
+            raise ConfigError(f"a loader is for a dataset, and this is a {type(dataset).__name__}", hint=hint)
         self.dataset = dataset
         self.worker_config: WorkerConfig = dataset.worker_config
         self._options = LoaderOptions(
@@ -321,6 +324,11 @@ class BasicDataLoader(ObservedLoader[T]):
     def __len__(self) -> int:
         """Return the batches of this rank in one pass; for an endless dataset, in one pass over the data."""
         return max(1, self.dataset.len_rank())
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        """Raise a ConfigError: ``torch.utils.data.DataLoader`` would index."""
+        hint = "iterate the loader itself, in place of a torch DataLoader: it has workers, batches and pinned memory"
+        raise ConfigError("a loader is iterated, and cannot be indexed", hint=hint)
 
     def __bool__(self) -> bool:
         return True

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.imports import LazyModule
+from energon_stream.logs import log_once
 from energon_stream.media import Lazy
 from energon_stream.samples import METADATA_FIELDS, batch_metadata
 from energon_stream.samples.tensors import is_namedtuple, pad_concat, pad_stack, stack
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 else:
     torch = LazyModule("torch")
 
+_log = logging.getLogger(__name__)
+
+_MIXED = "samples of several types (%s) make a list and no batch: encode_sample can make one type of them"
 Join = Callable[[str | None, list[Any]], Any]
 """Joins the values of one field, called with the field's name (None if it has none) and the values."""
 
@@ -104,6 +109,9 @@ def generic_batch(batch: Sequence[Any]) -> Any:
         {'ids': tensor([[1, 2],
                 [3, 0]]), 'text': ['a', 'b']}
     """
+    kinds = sorted({type(sample).__name__ for sample in batch})
+    if len(kinds) > 1 and (isinstance(batch[0], dict) or dataclasses.is_dataclass(batch[0])):
+        log_once(_log, _MIXED, ", ".join(kinds))
     return _batch_values(None, list(batch))
 
 

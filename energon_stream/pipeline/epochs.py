@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
-from energon_stream.arguments import is_whole
+from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.pipeline.dataset import SavableDataset, T_co, Wrapper, common_config
 from energon_stream.pipeline.node import (
@@ -85,11 +85,7 @@ class _Bounded(Wrapper[T_co]):
         self, dataset: SavableDataset[T_co], global_length: int, worker_config: WorkerConfig | None
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        if not is_whole(global_length, 1):
-            raise ConfigError(
-                f"{type(self).__name__} would have {global_length!r:.80} elements",
-                hint="use a positive length",
-            )
+        check_whole(f"the length of {type(self).__name__}", global_length, 1, "use 1 or more")
         self.global_length = global_length
 
     def share(self, stream: int, number: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from inspect import isgenerator
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import (
     FunctionConfig,
@@ -274,10 +275,7 @@ class PackingDataset(PackMaker[T_co]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        if buffer_size < 1:
-            raise ConfigError(
-                f"packing_buffer_size is {buffer_size}", hint="use 1 or more, or None for no packing"
-            )
+        check_whole("packing_buffer_size", buffer_size, 1, "use 1 or more, or None for no packing")
         self.buffer_size = buffer_size
         self.pre_packer: Callable[[list[Any]], list[list[Any]]] = pre_packer
         self.final_packer = final_packer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arguments import is_whole
+from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key, hash_uint64, permute_indices, uniform
 from energon_stream.schedule.saved import damaged
@@ -42,16 +42,10 @@ class OrderSpec:
     shuffle_over_epochs: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_samples_per_sequence is not None and not is_whole(self.max_samples_per_sequence, 1):
-            raise ConfigError(
-                f"max_samples_per_sequence is {self.max_samples_per_sequence!r:.80}",
-                hint="use a positive number, or None to keep the shards whole",
-            )
-        if not is_whole(self.shuffle_window, 0):
-            hint = "use a number of samples, or None for no shuffle"
-            raise ConfigError(f"shuffle_buffer_size is {self.shuffle_window!r:.80}", hint=hint)
-        if not is_whole(self.parallel_slices, 1):
-            raise ConfigError(f"parallel_shard_iters is {self.parallel_slices!r:.80}", hint="use 1 or more")
+        hint = "use a positive number, or None to keep the shards whole"
+        check_whole("max_samples_per_sequence", self.max_samples_per_sequence, 1, hint)
+        check_whole("shuffle_buffer_size", self.shuffle_window, 0, "use None for no shuffle")
+        check_whole("parallel_shard_iters", self.parallel_slices, 1, "use 1 or more")
         if self.shuffle_over_epochs is not None and not (
             self.shuffle_over_epochs == -1 or self.shuffle_over_epochs > 0
         ):

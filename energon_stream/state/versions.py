@@ -26,6 +26,7 @@ before 4 was released, so none can be read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from os import PathLike
 from typing import Any
 
 from energon_stream.errors import StateError, StateVersionError
@@ -38,6 +39,17 @@ _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """By version, the function that converts a state of it to the next version."""
 
 
+def _meant(state: Any) -> str:
+    if type(state).__module__.startswith("megatron."):  # Megatron-Energon's, or its stand-in under the alias
+        return (
+            "Megatron-Energon's order is another: end its epoch there, and start without a state; docs/migration/"
+            "megatron-energon.md"
+        )
+    if isinstance(state, (str, PathLike)):
+        return "load the file first: loader.restore_state_rank(torch.load(path))"
+    return "pass what save_state_rank() returned; lists go to restore_state_global"
+
+
 def migrate(state: Any) -> dict[str, Any]:
     """Check the digest of a rank's state of any version that can be read, and convert it to the present one.
 
@@ -46,7 +58,7 @@ def migrate(state: Any) -> dict[str, Any]:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         raise StateError(
             f"a {type(state).__name__} that is not a rank's state",
-            hint="pass what save_state_rank() returned",
+            hint=_meant(state),
         )
     found: dict[str, Any] = dict(state)
     version = found.get("version")

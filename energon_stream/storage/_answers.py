@@ -182,5 +182,8 @@ class RemoteStore:
         return self._error(TransientStorageError, path, what, hint, answered=answered)
 
     def _no_credentials(self, path: str, what: str) -> AccessDeniedError:
-        hint = "Set the store's environment variables, pass storage_options, or anon=True."
+        hint = (
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (other stores: their variables), or pass "
+            "storage_options={'key': …, 'secret': …}, or {'anon': True} for public data"
+        )
         return self._error(AccessDeniedError, path, what, hint)

@@ -209,7 +209,8 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         if FAILED in text:
             return self._error(TransientStorageError, path, text[text.index(FAILED) :], answered=False)
         if any(sign in text for sign in _CREDENTIAL_SIGNS):
-            return self._no_credentials(path, f"no credentials were found ({text})")
+            named = "" if "credential provider" in text else f" ({text})"  # our own says no more
+            return self._no_credentials(path, f"no credentials were found{named}")
         if isinstance(error, FileNotFoundError):
             return self._refused(path, 404, message=text)
         if "non-partial" in text or "Range request not supported" in text:

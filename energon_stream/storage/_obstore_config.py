@@ -66,10 +66,7 @@ class SessionCredentials:
     def __call__(self) -> dict[str, Any]:
         found = _aws_session(self.profile).get_credentials()
         if found is None:
-            raise AccessDeniedError(
-                "no AWS credentials were found",
-                hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or pass anon=True.",
-            )
+            raise AccessDeniedError("no AWS credentials were found")
         frozen = found.get_frozen_credentials()
         # botocore refreshes expired credentials when asked; this has obstore ask every five minutes.
         expires = datetime.now(UTC) + timedelta(minutes=5)

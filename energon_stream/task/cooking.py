@@ -34,15 +34,14 @@ class Cooker(Generic[T_co]):
         need_primary: Whether the function is called with the sample's own dataset.
 
     Example:
-        >>> from energon_stream import CaptioningSample, Cooker, DefaultTaskEncoder, WorkerConfig
+        >>> from energon_stream import CaptioningSample, Cooker, DefaultTaskEncoder
         >>> from energon_stream import basic_sample_keys, get_val_dataset
         >>> def cook(crude):
         ...     caption = crude["json"]["caption"]
         ...     return CaptioningSample(**basic_sample_keys(crude), image=crude["jpg"], caption=caption)
         >>> class Task(DefaultTaskEncoder):
         ...     cookers = [Cooker(cook)]
-        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        >>> dataset = get_val_dataset("crude", worker_config=config, batch_size=2, task_encoder=Task())
+        >>> dataset = get_val_dataset("crude", batch_size=2, task_encoder=Task())
         >>> next(iter(dataset)).image.shape
         torch.Size([2, 3, 48, 64])
     """

@@ -14,12 +14,9 @@ from energon_stream.task.encoder import TaskEncoder
 
 _log = logging.getLogger(__name__)
 
-_CALLED = {
-    **dict.fromkeys(("encode_sample", "preencode_sample", "postencode_sample"), "sample"),
-    **dict.fromkeys(("select_samples_to_pack", "pack_selected_samples", "batch"), "samples"),
-    "batch_group_criterion": "sample",
-    "encode_batch": "batch",
-}
+_OF_ONE = ("encode_sample", "preencode_sample", "postencode_sample", "batch_group_criterion")
+_OF_MANY = ("select_samples_to_pack", "pack_selected_samples", "batch")
+_CALLED = {**dict.fromkeys(_OF_ONE, "sample"), **dict.fromkeys(_OF_MANY, "samples"), "encode_batch": "batch"}
 """Hooks that are called with one argument, and its name."""
 _VALUES = ("cookers", "decoder")
 
@@ -27,8 +24,8 @@ _VALUES = ("cookers", "decoder")
 def check_encoder(encoder: Any) -> None:
     """Raise ConfigError for what is no task encoder, a misspelt hook, or one that cannot be called.
 
-    Members that others of the class use are not suspected, nor are those beside a hook of the right name.
-    Names that only go on after a hook's, such as ``encode_samples``, are a warning.
+    Members that other members use are not suspected, nor are those beside a hook of the right name. A name
+    that continues a hook's, such as ``encode_samples``, gets a warning.
     """
     if not isinstance(encoder, TaskEncoder):
         hint = f"pass {encoder.__name__}()" if isinstance(encoder, type) else "derive from TaskEncoder"
@@ -45,8 +42,8 @@ def check_encoder(encoder: Any) -> None:
     for name, argument in _CALLED.items():
         problem = _problem(getattr(encoder, name))
         if problem is not None:
-            what = f"{kind}.{name} cannot be called with one argument: {problem}"
-            raise ConfigError(what, hint=f"write def {name}(self, {argument})")
+            hint = f"write def {name}(self, {argument})"
+            raise ConfigError(f"{kind}.{name} cannot be called with one argument: {problem}", hint=hint)
     bases = [cls for cls in type(encoder).__mro__ if "_has_library_hooks" not in vars(cls)]
     own = {name: value for cls in bases for name, value in vars(cls).items() if not hasattr(object, name)}
     codes = [unwrap(value).__code__ for value in own.values() if isfunction(value)]
@@ -75,9 +72,11 @@ def _problem(hook: Any) -> str | None:
 def _meant(name: str) -> str | None:
     """Return the hook of which a name is a slip of the pen: all its words begin alike."""
     for hook in (*_CALLED, "cook_crude_sample", *_BUILDERS, *_VALUES):
-        alike = [word[:1] for word in name.split("_")] == [word[:1] for word in hook.split("_")]
-        if name.replace("_", "").lower() == hook.replace("_", "") or (
-            alike and SequenceMatcher(None, name, hook).ratio() >= 0.8
-        ):
+        near = _begins(name) == _begins(hook) and SequenceMatcher(None, name, hook).ratio() >= 0.8
+        if near or name.replace("_", "").lower() == hook.replace("_", ""):
             return hook
     return None
+
+
+def _begins(name: str) -> list[str]:
+    return [word[:1] for word in name.split("_")]

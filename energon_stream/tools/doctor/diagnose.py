@@ -16,7 +16,7 @@ from energon_stream.errors import ConfigError, DatasetError, EnergonStreamError,
 from energon_stream.index.dataset import DatasetMetadata, WebDatasetIndex, dataset_kind
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import read_metadata_or_tars
-from energon_stream.printable import strip_credentials
+from energon_stream.printable import counted, strip_credentials
 from energon_stream.storage import ListEntry, StoreSpec, default_counters
 from energon_stream.tools.doctor.findings import Finding, check_machine, check_server, find_server
 from energon_stream.tools.doctor.speed import SpeedOf, best_of, latency_of, sweep
@@ -166,7 +166,14 @@ def _look_at(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, l
     note(Finding("store", "ok", _answered(begin)))
     if not isinstance(found, DatasetMetadata):
         spec, tars = found
-        note(Finding("dataset", "ok", f"{len(tars):,} tars, not prepared", "They are indexed by each node."))
+        note(
+            Finding(
+                "dataset",
+                "ok",
+                f"{counted(len(tars), 'tar')}, not prepared",
+                "They are indexed by each node.",
+            )
+        )
         return spec.open(), tars[:_SHARDS]
     counts = found.shard_counts
     note(Finding("dataset", "ok", f"{sum(counts.values()):,} samples in {len(counts):,} shards"))

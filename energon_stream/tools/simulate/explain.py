@@ -82,9 +82,7 @@ def explain(
         StorageError: An index could not be read.
 
     Example:
-        >>> from energon_stream import WorkerConfig
-        >>> config = WorkerConfig(0, 1, 0)
-        >>> found = explain("s3://data/captions", steps=(0, 1), batch_size=8, worker_config=config)
+        >>> found = explain("s3://data/captions", steps=(0, 1), batch_size=8)
         >>> found[0].reason, found[0].deadline, sum(request.samples for request in found)
         ('first_batch', 0, 8)
     """

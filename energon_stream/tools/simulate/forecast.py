@@ -163,9 +163,7 @@ def forecast(
         StorageError: An index could not be read.
 
     Example:
-        >>> from energon_stream import WorkerConfig
-        >>> config = WorkerConfig(0, 1, 0)
-        >>> found = forecast("s3://data/captions", steps=2, batch_size=8, worker_config=config)
+        >>> found = forecast("s3://data/captions", steps=2, batch_size=8)
         >>> found.samples, int(found.order.counts.sum())
         (16, 16)
         >>> round(found.price(Prices(per_1000_requests=0.4)) / found.requests, 6)

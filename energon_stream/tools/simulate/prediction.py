@@ -79,10 +79,8 @@ def simulate(
         StorageError: An index could not be read, or the modelled store rejects too many requests.
 
     Example:
-        >>> from energon_stream import WorkerConfig
         >>> from energon_stream.tools.simulate import StoreModel, simulate
-        >>> config = WorkerConfig(0, 1, 0)
-        >>> far = simulate("captions", StoreModel(latency=0.2), batch_size=8, worker_config=config)
+        >>> far = simulate("captions", StoreModel(latency=0.2), batch_size=8)
         >>> far.samples, far.first_batch > 0.4
         (48, True)
     """

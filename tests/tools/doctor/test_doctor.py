@@ -83,7 +83,7 @@ def test_a_store_that_is_not_there_is_named():
 def test_tars_that_are_not_prepared(tmp_path, folder):
     (tmp_path / "a.tar").write_bytes(next(folder.glob("*.tar")).read_bytes())
     found = diagnose(str(tmp_path), seconds=0.01)
-    assert named(found)["dataset"].text == "1 tars, not prepared"
+    assert named(found)["dataset"].text == "1 tar, not prepared"
     assert found.is_healthy
 
 
