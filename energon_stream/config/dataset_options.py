@@ -187,7 +187,7 @@ class DatasetRequest:
         config = options.get("worker_config") or WorkerConfig.default_worker_config()
         if not isinstance(config, WorkerConfig):
             raise ConfigError(
-                f"worker_config is {config!r:.80}", hint="pass WorkerConfig(rank, world_size, num_workers)"
+                f"worker_config is {config!r:.80}", hint="pass a WorkerConfig(…), or leave it out"
             )
         handler = options.get("handler")
         encoder = options.get("task_encoder") or DefaultTaskEncoder()

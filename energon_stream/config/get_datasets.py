@@ -110,8 +110,7 @@ def get_train_dataset(
         shuffle_buffer_size: Samples among which each is shuffled; None or 1 for none. A large buffer costs no
             memory, because it holds references and no samples.
         max_samples_per_sequence: Samples that are read in sequence before another place is read. Smaller is
-            more random, and costs more requests. None reads the shards whole. Both defaults fit most data,
-            and are a part of saved states; ``docs/concepts/order.md`` says why.
+            more random, and costs more requests. None reads the shards whole.
         batch_drop_last: Whether a last batch that is not full is dropped.
         packing_buffer_size: Samples to select packs from; None for no packing.
         packing: Packs that are planned for the whole job; see :class:`PlannedPacking`. ``batch_size`` counts
@@ -137,8 +136,7 @@ def get_train_dataset(
         type of ``task_encoder``; without one, single samples by ``sample_type``.
 
     Raises:
-        UnknownArgumentError: An option is unknown.
-        ConfigError: An option cannot work.
+        ConfigError: An option is unknown, or cannot work.
         StorageError: The dataset cannot be reached.
         DatasetError: The dataset is not prepared, or its metadata is wrong.
 

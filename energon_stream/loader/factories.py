@@ -84,10 +84,9 @@ def get_loader(
         WorkerError: (In iteration.) A worker cannot start, died or hangs.
 
     Example:
-        >>> from energon_stream import WorkerConfig, get_loader, get_val_dataset
-        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
-        >>> loader = get_loader(get_val_dataset("captions", batch_size=4, worker_config=config))
-        >>> next(iter(loader)).image.shape
+        >>> from energon_stream import get_loader, get_train_dataset
+        >>> with get_loader(get_train_dataset("captions", batch_size=4)) as loader:
+        ...     print(next(iter(loader)).image.shape)
         torch.Size([4, 3, 48, 64])
     """
     return BasicDataLoader(**_arguments(locals()))
@@ -127,18 +126,14 @@ def get_savable_loader(
     written when states are saved, and when the loader is closed.
 
     Example:
-        >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
-        >>> config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+        >>> from energon_stream import get_savable_loader, get_train_dataset
         >>> def open_loader():
-        ...     dataset = get_train_dataset("captions", batch_size=4, worker_config=config)
-        ...     return get_savable_loader(dataset)
-        >>> loader = open_loader()
-        >>> batches = iter(loader)
-        >>> first = next(batches)
-        >>> state = loader.save_state_rank()
-        >>> resumed = open_loader()
-        >>> resumed.restore_state_rank(state)
-        >>> next(iter(resumed)).__key__ == next(batches).__key__
+        ...     return get_savable_loader(get_train_dataset("captions", batch_size=4))
+        >>> with open_loader() as loader, open_loader() as resumed:
+        ...     batches = iter(loader)
+        ...     first = next(batches)
+        ...     resumed.restore_state_rank(loader.save_state_rank())
+        ...     next(iter(resumed)).__key__ == next(batches).__key__
         True
     """
     return SavableDataLoader(**_arguments(locals()))

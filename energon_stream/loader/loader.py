@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
@@ -325,10 +325,7 @@ class BasicDataLoader(ObservedLoader[T]):
         """Return the batches of this rank in one pass; for an endless dataset, in one pass over the data."""
         return max(1, self.dataset.len_rank())
 
-    def __getitem__(self, index: Any) -> NoReturn:
-        """Raise a ConfigError: ``torch.utils.data.DataLoader`` would index."""
-        hint = "iterate the loader itself, in place of a torch DataLoader: it has workers, batches and pinned memory"
-        raise ConfigError("a loader is iterated, and cannot be indexed", hint=hint)
+    __getitem__ = SavableDataset.__getitem__  # raises, because torch's DataLoader would index
 
     def __bool__(self) -> bool:
         return True

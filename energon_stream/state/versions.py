@@ -40,11 +40,8 @@ _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 
 def _meant(state: Any) -> str:
-    if type(state).__module__.startswith("megatron."):  # Megatron-Energon's, or its stand-in under the alias
-        return (
-            "Megatron-Energon's order is another: end its epoch there, and start without a state; docs/migration/"
-            "megatron-energon.md"
-        )
+    if type(state).__module__.startswith("megatron."):  # its own class, or the alias's
+        return "Megatron-Energon's states cannot go on here: docs/migration/megatron-energon.md says what can"
     if isinstance(state, (str, PathLike)):
         return "load the file first: loader.restore_state_rank(torch.load(path))"
     return "pass what save_state_rank() returned; lists go to restore_state_global"

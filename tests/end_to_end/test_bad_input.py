@@ -26,6 +26,7 @@ from energon_stream.errors import (
     StateInUseError,
     StateMismatchError,
     StateVersionError,
+    UnknownArgumentError,
     WorkerError,
 )
 from energon_stream.index.sqlite_index import INDEX_SQLITE
@@ -139,7 +140,7 @@ OPENING = {
     ),
     "split-part": (lambda g: g.open(split_part="trian"), ConfigError, "'trian'", "train"),
     "split-part-empty": (lambda g: g.open(split_part="val"), EmptyDatasetError, "'val'", "train"),
-    "keyword": (lambda g: g.open(shufle=1), ConfigError, "shufle", "auto_decode"),
+    "keyword": (lambda g: g.open(shufle=1), UnknownArgumentError, "shufle", "shuffle_buffer_size"),
     "batch-size-0": (lambda g: g.open(batch_size=0), ConfigError, "batch_size is 0", "1 or more"),
     "batch-size-negative": (lambda g: g.open(batch_size=-2), ConfigError, "batch_size is -2", "1 or more"),
     "packing-buffer-0": (

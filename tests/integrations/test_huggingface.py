@@ -319,6 +319,11 @@ def test_other_datasets_are_the_trainers(data, train):
     assert [len(batch) for batch in model.seen] == [3, 3]
 
 
+def test_the_trainer_counts_the_samples_of_the_datasets_batches(data, train):
+    trainer, model = train(open_train(data), max_steps=2)  # TrainingArguments have 8 by default
+    assert {len(batch) for batch in model.seen} == {trainer.state.train_batch_size}
+
+
 def test_the_hooks_mix_with_other_trainers(data, train):
     from energon_stream.integrations.huggingface import EnergonTrainerHooks
 

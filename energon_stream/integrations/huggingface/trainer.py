@@ -114,6 +114,11 @@ class EnergonTrainerHooks:
             callbacks = self.callback_handler.callbacks  # type: ignore[attr-defined]
             callbacks.sort(key=lambda each: not isinstance(each, StatsCallback))  # before the reporters
             self.args.ignore_data_skip = True
+            pipeline: list[Any] = [self.train_dataset]
+            for each in pipeline:
+                pipeline += each.inputs
+            sizes = (each.batch_size for each in pipeline if getattr(each, "batch_size", None))
+            self._train_batch_size = next(sizes, 1)  # by which the trainer counts samples
             found = resume_from_checkpoint
             if found is True:
                 newest = newest_checkpoint(self.args.output_dir)

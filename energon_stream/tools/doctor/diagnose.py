@@ -166,14 +166,8 @@ def _look_at(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, l
     note(Finding("store", "ok", _answered(begin)))
     if not isinstance(found, DatasetMetadata):
         spec, tars = found
-        note(
-            Finding(
-                "dataset",
-                "ok",
-                f"{counted(len(tars), 'tar')}, not prepared",
-                "They are indexed by each node.",
-            )
-        )
+        text = f"{counted(len(tars), 'tar')}, not prepared"
+        note(Finding("dataset", "ok", text, "They are indexed by each node."))
         return spec.open(), tars[:_SHARDS]
     counts = found.shard_counts
     note(Finding("dataset", "ok", f"{sum(counts.values()):,} samples in {len(counts):,} shards"))
