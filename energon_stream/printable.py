@@ -129,8 +129,3 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(name[:80], names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(names)}"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``counted(1, "tar")`` is "1 tar"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
