@@ -317,10 +317,7 @@ def test_a_signal_ends_it_soon_and_says_how_to_go_on(tmp_path, number):
             while not server.counters().faults["stall"]:
                 assert child.poll() is None
                 time.sleep(0.01)
-            begin = time.monotonic()
             child.send_signal(number)
-            assert child.wait() == 130
-            seconds = time.monotonic() - begin
+            assert child.wait(300) == 130  # the requests would take 600 s; on an idle machine it is 1 s
     assert "it goes on, and reads no tar twice" in errors.read_text()
     assert "Traceback" not in errors.read_text()
-    assert seconds < 300  # the requests would take 600 s; on an idle machine it is 1 s
