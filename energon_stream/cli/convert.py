@@ -74,6 +74,11 @@ _SHOWN = 60  # characters of a text in a preview
     default=None,
     help="Whether the folders of a plain folder are classes. [default: if each sample is one file in one folder]",
 )
+@click.option(
+    "--shuffle/--no-shuffle",
+    default=True,
+    help="Shuffle the samples, the same way each time; or keep the order of the source. [default: shuffle]",
+)
 @flag("--trust", help="Load pickles of the source, which can run any code.")
 @written_shards_options
 @flag("--dry-run", help="Show the first samples as they would be written; write nothing.")

@@ -228,7 +228,7 @@ new_split_options = option_group(
         "--split-ratio",
         metavar="TRAIN,VAL,TEST",
         callback=lambda ctx, option, value: parse_ratio(value) if value else None,
-        help="Shares of the tars, for example 8,1,1.",
+        help="Shares of the samples (prepare, repair: of the tars) in each split part, for example 8,1,1.",
     ),
     click.option(
         "--split-parts",

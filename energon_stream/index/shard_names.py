@@ -200,18 +200,10 @@ def path_hint(url: str, other: str = "check the path") -> str:
     return other
 
 
-def split_by_ratio(
-    shards: Sequence[str], ratio: Sequence[float] | Mapping[str, float]
-) -> dict[str, tuple[str, ...]]:
-    """Divide a list of shards in proportion to shares of train, val and test, or of split parts by name.
+def named_shares(ratio: Sequence[float] | Mapping[str, float]) -> dict[str, float]:
+    """Return shares of train, val and test, or of split parts by name, by name.
 
-    A split part ends at ``int(number of shards × sum of the shares so far)``, as in Megatron-Energon. The
-    exception is the last split part with a share, which takes all shards that are left: rounding can lose a
-    shard there. Raises ConfigError if a share is negative, all are zero, or a sequence has not three.
-
-    Example:
-        >>> split_by_ratio(["0.tar", "1.tar", "2.tar"], (2, 1, 0))
-        {'train': ('0.tar', '1.tar'), 'val': ('2.tar',), 'test': ()}
+    Raises ConfigError if a share is negative, all are zero, or a sequence has not three.
     """
     names = tuple(ratio) if isinstance(ratio, Mapping) else SPLIT_PARTS
     shares = tuple(ratio.values() if isinstance(ratio, Mapping) else ratio)
@@ -220,12 +212,30 @@ def split_by_ratio(
             f"the split ratio {shares} is not three shares of train, val and test",
             hint="for example 8,1,1",
         )
+    return dict(zip(names, shares, strict=True))
+
+
+def split_by_ratio(
+    shards: Sequence[str], ratio: Sequence[float] | Mapping[str, float]
+) -> dict[str, tuple[str, ...]]:
+    """Divide a list of shards in proportion to shares of train, val and test, or of split parts by name.
+
+    A split part ends at ``int(number of shards × sum of the shares so far)``, as in Megatron-Energon. The
+    exception is the last split part with a share, which takes all shards that are left: rounding can lose a
+    shard there. Raises ConfigError as :func:`named_shares`.
+
+    Example:
+        >>> split_by_ratio(["0.tar", "1.tar", "2.tar"], (2, 1, 0))
+        {'train': ('0.tar', '1.tar'), 'val': ('2.tar',), 'test': ()}
+    """
+    named = named_shares(ratio)
+    shares = tuple(named.values())
     last = max(place for place, share in enumerate(shares) if share > 0)
     parts: dict[str, tuple[str, ...]] = {}
     start, reached = 0, 0.0
-    for place, (name, share) in enumerate(zip(names, shares, strict=True)):
+    for place, (name, share) in enumerate(named.items()):
         reached += share / sum(shares)
-        stop = len(shards) if place >= last else int(len(shards) * reached)
+        stop = len(shards) if place >= last else int(len(shards) * reached + 1e-9)
         parts[name] = tuple(shards[start:stop])
         start = stop
     return parts

@@ -31,7 +31,7 @@ from energon_stream.index.info_files import (
     encode_split,
     load_document,
 )
-from energon_stream.index.shard_names import check_tar_names, split_by_patterns, split_by_ratio
+from energon_stream.index.shard_names import check_tar_names, named_shares, split_by_patterns, split_by_ratio
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.storage.in_order import ordered_map
@@ -73,14 +73,23 @@ class MetadataOptions:
     def split(self, shards: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Return the shards of each split part: all in ``train`` if nothing else is said.
 
-        Raises ConfigError if the shares or patterns are wrong.
+        Raises ConfigError if the shares or patterns are wrong, or a split part with a share gets no shard.
         """
         order = list(shards)
         if self.shuffle_seed is not None:
             random.Random(self.shuffle_seed).shuffle(order)
         if self.split_patterns is not None:
             return split_by_patterns(order, self.split_patterns)
-        return split_by_ratio(order, (1, 0, 0) if self.split_ratio is None else self.split_ratio)
+        ratio = (1, 0, 0) if self.split_ratio is None else self.split_ratio
+        split = split_by_ratio(order, ratio)
+        empty = [name for name, share in named_shares(ratio).items() if share > 0 and not split[name]]
+        if empty and order:
+            raise ConfigError(
+                f"{' and '.join(empty)} would be empty: {len(order)} tars cannot be dealt in these shares",
+                hint="give shares that are whole tars, or --split-parts NAME:PATTERN; to deal samples instead, give "
+                "the ratio to `convert` or ShardWriter, or prepare with 1,0,0 and run `energon-stream split`",
+            )
+        return split
 
 
 @dataclass(frozen=True, slots=True)

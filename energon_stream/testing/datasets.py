@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_stream.errors import ConfigError
+from energon_stream.index.shard_names import split_by_ratio
 from energon_stream.rng import derive_key
 
 if TYPE_CHECKING:
@@ -215,5 +216,7 @@ def dataset_with_media(
 def _prepare(folder: str | os.PathLike[str], split_ratio: tuple[int, int, int], yaml: dict[str, Any]) -> Path:
     from energon_stream.prepare.prepare import prepare_dataset
 
-    prepare_dataset(os.fspath(folder), split_ratio=split_ratio, dataset_yaml=yaml)
+    tars = sorted(Path(folder).rglob("*.tar"))
+    whole = {name: len(part) for name, part in split_by_ratio([*map(str, tars)], split_ratio).items()}
+    prepare_dataset(os.fspath(folder), split_ratio=whole, dataset_yaml=yaml)
     return Path(folder)

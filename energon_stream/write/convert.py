@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.engine.processes import LocalEngine
@@ -20,7 +20,8 @@ from energon_stream.printable import strip_credentials
 from energon_stream.storage import Store, StoreSpec
 from energon_stream.urls import is_local, local_path
 from energon_stream.write.convert_part import ConvertJob, ConvertPart, PartDone, convert_part
-from energon_stream.write.convert_plan import ConvertPlan, key_starts, plan_conversion
+from energon_stream.write.convert_plan import ConvertPlan, plan_conversion
+from energon_stream.write.dealing import Dealer, parse_dealing
 from energon_stream.write.finish import finish_dataset
 from energon_stream.write.guess import guess_dataset_yaml
 from energon_stream.write.tar_shard import MAX_SIZE
@@ -86,6 +87,7 @@ def convert_dataset(
     trust: bool = False,
     max_size: int = MAX_SIZE,
     max_count: int | None = None,
+    shuffle: bool = True,
     split_ratio: Sequence[float] | Mapping[str, float] | None = None,
     split_patterns: Sequence[str] | None = None,
     dataset_yaml: Mapping[str, Any] | None = None,
@@ -100,9 +102,9 @@ def convert_dataset(
 ) -> ConvertReport | None:
     """Write a dataset of another format as a new dataset: tars with their indices, and the metadata.
 
-    There is one sample for each row of the source, in its order. Several processes read the source once, in
-    sections, with flat memory; the tars have the same bytes for any number of processes. The dataset is
-    visible when it is complete. If the process ends early, convert again with the same arguments: complete
+    There is one sample for each row of the source, in a shuffled order. Several processes read the source
+    once, in sections, with flat memory; the tars have the same bytes for any number of processes. The dataset
+    is visible when it is complete. If the process ends early, convert again with the same arguments: complete
     tars stay, and each process reads at most what one tar holds again.
 
     Args:
@@ -121,8 +123,10 @@ def convert_dataset(
         trust: Whether pickles in the source may be loaded, which can run any code.
         max_size: Largest size of a tar in bytes; a tar with one sample may be larger.
         max_count: Largest number of samples in a tar; None for no limit.
-        split_ratio: Shares of the tars in train, val and test, or in split parts by name; None for all in
-            ``train``.
+        shuffle: Whether the order is shuffled, the same way each time: files of a folder one by one, other
+            sources by their sections, such as row groups and shards. False for the order of the source.
+        split_ratio: Shares of the samples in train, val and test, or in split parts by name; None for all in
+            ``train``. Samples are dealt at random, the same way each time, with or without ``shuffle``.
         split_patterns: ``NAME:PATTERN`` of tars, as for :func:`finish_dataset`.
         dataset_yaml: Content of ``dataset.yaml``; None for a sample type that fits all samples, or else crude
             samples.
@@ -140,7 +144,8 @@ def convert_dataset(
         Counts, sizes and checksums; None for a share of the work.
 
     Raises:
-        ConfigError: The destination is not empty, and not this conversion under way; or arguments are wrong.
+        ConfigError: The destination is not empty, and not this conversion with these options; a split part
+            with a share would be empty; or arguments are wrong.
         MissingPackageError: The format's package is not installed.
         SourceError: The source is damaged.
         ColumnError: A value does not fit its part; names row and column.
@@ -159,7 +164,10 @@ def convert_dataset(
         (10, {'text': 'txt'})
     """
     local = None if tmp_path is None else os.fspath(tmp_path)
-    MetadataOptions(split_ratio, split_patterns)  # raises before anything is read
+    options_given = MetadataOptions(
+        split_ratio, split_patterns, dataset_yaml
+    )  # raises before anything is read
+    dealing = parse_dealing(split_ratio)
     plan = plan_conversion(
         source,
         kind=kind,
@@ -169,6 +177,7 @@ def convert_dataset(
         files_root=files_root,
         max_size=max_size,
         max_count=max_count,
+        shuffle=shuffle,
         storage_options=source_storage_options,
         split=split,
         config=config,
@@ -178,6 +187,8 @@ def convert_dataset(
     )
     target = StoreSpec(os.fspath(url_or_path), storage_options)
     store, signature = target.open(), plan.signature()
+    if dealing and plan.rows is not None:
+        Dealer(dealing).check_number(plan.rows, store.url)
     done: list[PartDone] = []
     document = {
         "source": strip_credentials(plan.source.spec.url),
@@ -187,15 +198,19 @@ def convert_dataset(
         "columns": None if plan.columns.parts is None else [str(part) for part in plan.columns.parts],
         "key": plan.columns.key,
         "signature": signature,
+        "options": {"max_size": max_size, "max_count": max_count, "split_ratio": dealing},
     }
-    is_finished = begin_conversion(store, plan.source.spec.url, document)
-    if not is_finished:
+    if begin_conversion(store, plan.source.spec.url, document):
+        _check_finished(target, options_given)
+    else:
         job = ConvertJob(
-            plan.source, plan.columns, target, plan.num_parts, max_size, max_count, signature, local, check
-        )
-        starts = key_starts(plan.sections)
+            plan.source, plan.columns, target, plan.num_parts, max_size, max_count, signature, local, check,
+            split_ratio,
+        )  # fmt: skip
+        rows = [section.rows for section in plan.sections]
+        firsts = None if plan.rows is None else [0, *accumulate(count or 0 for count in rows)]
         tasks = [
-            ConvertPart(number, plan.sections[a:b], tuple(starts[a:b]))
+            ConvertPart(number, plan.sections[a:b], plan.starts[a:b], None if firsts is None else firsts[a])
             for number, (a, b) in enumerate(pairwise(plan.parts))
         ]
         tasks = tasks if share is None else share.of(tasks)
@@ -227,6 +242,17 @@ def begin_conversion(store: Store, source: str, document: Mapping[str, Any]) -> 
         existing = {entry.path for entry in store.list(META_FOLDER)}
     if CONVERSION in existing:
         known = json.loads(bytes(store.get(CONVERSION).data))
+        # Earlier versions noted no options, and dealt tars.
+        before = known.get("options", {"split_ratio": ""})
+        changed = [
+            name for name, value in document.get("options", {}).items() if before.get(name, value) != value
+        ]
+        for name in changed:
+            raise ConfigError(
+                f"the folder has this conversion with other options: {name} was {before[name] or None}",
+                where=store.url,
+                hint="go on with those of before, or convert to a new folder",
+            )
         if known.get("signature") != document["signature"]:
             raise ConfigError(
                 f"the folder has another conversion, of {known.get('source')}: its source, or the options, are "
@@ -249,6 +275,25 @@ def begin_conversion(store: Store, source: str, document: Mapping[str, Any]) -> 
         )
     store.put(CONVERSION, json.dumps(document, indent=2).encode())
     return False
+
+
+def _check_finished(target: StoreSpec, options: MetadataOptions) -> None:
+    """Raise ConfigError if a complete dataset has another split or sample type than the options say."""
+    metadata = read_metadata(target)
+    if (
+        options.split_patterns is not None
+        and options.split(metadata.shard_counts) != metadata.split.split_parts
+    ):
+        other = "split_patterns"
+    elif options.dataset_yaml is not None and options.dataset_yaml != metadata.dataset_yaml:
+        other = "the sample type or field map"
+    else:
+        return
+    raise ConfigError(
+        f"the conversion is complete already, with other options: {other}",
+        where=metadata.url,
+        hint="convert to a new folder, or edit .nv-meta/split.yaml and dataset.yaml there",
+    )
 
 
 def _resolved(url: str) -> str:

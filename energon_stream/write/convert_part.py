@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ class ConvertJob:
     signature: str
     tmp_path: str | None
     check: bool  # whether tars are read back
+    split_ratio: Mapping[str, float] | Sequence[float] | None = None  # of samples, if the tars do not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class ConvertPart:
     number: int
     sections: tuple[Section, ...]
     starts: tuple[tuple[str, int], ...]  # arguments of ``row_key`` for each section
+    first: int | None = None  # number of its first sample in the new dataset, if it is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ def convert_part(job: ConvertJob, part: ConvertPart) -> PartDone:
         parts=job.parts,
         signature=job.signature,
         publish=False,
+        split_ratio=job.split_ratio,
+        first=part.first,
         storage_options=job.target.storage_options,
         tmp_path=job.tmp_path,
     ) as writer:

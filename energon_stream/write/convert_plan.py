@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, islice
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from energon_stream.write.sources.source import Section, Source
 
 PREVIEW_ROWS = 8
+_SEED = 0  # of the order of sections
 _FILL = 0.9  # share of a tar that a part should fill, by estimate, so that few have a tiny second tar
 
 
@@ -32,6 +34,7 @@ class ConvertPlan:
     source: Source
     columns: ColumnMap
     sections: tuple[Section, ...]
+    starts: tuple[tuple[str, int], ...]  # arguments of :func:`row_key` for each section
     parts: tuple[int, ...]  # first section of each part of the new dataset, and the number of all sections
     preview: tuple[dict[str, Any], ...]  # the first samples
     left_out: tuple[str, ...]  # columns that the first rows have, and that become no part
@@ -64,6 +67,7 @@ def plan_conversion(
     key: str | None = None,
     max_size: int = MAX_SIZE,
     max_count: int | None = None,
+    shuffle: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     files_root: str | None = None,
     **options: Any,
@@ -73,8 +77,15 @@ def plan_conversion(
     Takes the arguments of :func:`convert_dataset` that say what is read, and raises the same errors.
     """
     root = None if files_root is None else StoreSpec(os.fspath(files_root), storage_options)
-    source = open_source(StoreSpec(os.fspath(url_or_path), storage_options), kind, files=root, **options)
-    sections = tuple(source.sections())
+    spec = StoreSpec(os.fspath(url_or_path), storage_options)
+    source = open_source(spec, kind, files=root, shuffle=shuffle, **options)
+    listed = source.sections()
+    order = [*range(len(listed))]
+    if shuffle:
+        random.Random(_SEED).shuffle(order)
+    listed_starts = key_starts(listed)  # keys are numbers in the source, whatever the order
+    sections: tuple[Section, ...] = tuple(listed[number] for number in order)
+    starts: tuple[tuple[str, int], ...] = tuple(listed_starts[number] for number in order)
     places = (
         (number, place, row)
         for number, section in enumerate(sections)
@@ -94,7 +105,6 @@ def plan_conversion(
     needed = mapped.needed
     names = dict.fromkeys(name for _, _, row in first for name in row)
     left_out = tuple(name for name in names if needed is not None and name not in needed)
-    starts = key_starts(sections)
     preview = tuple(
         mapped.sample(row, sections[n].row_name(place), row_key(*starts[n], place), source.read_file)
         for n, place, row in first
@@ -102,7 +112,7 @@ def plan_conversion(
     encoder = SampleEncoder()
     mean = sum(encoder.encode(sample).size for sample in preview) / len(preview)
     parts = _group(sections, mean, all_columns=not left_out, max_size=max_size, max_count=max_count)
-    return ConvertPlan(source, mapped, sections, parts, preview, left_out)
+    return ConvertPlan(source, mapped, sections, starts, parts, preview, left_out)
 
 
 def key_starts(sections: Sequence[Section]) -> list[tuple[str, int]]:

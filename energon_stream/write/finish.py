@@ -12,7 +12,8 @@ from energon_stream.prepare.publish import MetadataOptions, NewFiles, publish
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.storage import StoreSpec
 from energon_stream.temporary_folders import temporary_folder
-from energon_stream.write.journal import WRITING, load_part, load_shards, part_files
+from energon_stream.write.dealing import Dealer, parse_dealing
+from energon_stream.write.journal import WRITING, PartArguments, load_part, load_shards, part_files
 
 if TYPE_CHECKING:
     import os
@@ -21,6 +22,28 @@ if TYPE_CHECKING:
 
 CRUDE: Mapping[str, Any] = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 """Content of ``dataset.yaml`` for samples that are used as they are."""
+
+
+def split_of(
+    arguments: PartArguments | None, counts: Mapping[str, int], options: MetadataOptions, url: str
+) -> Mapping[str, Sequence[str]]:
+    """Return the shards of each split part: as the writers dealt samples, else as the options say.
+
+    Raises ConfigError if a split part with a share is empty, or the options are not those of the writers.
+    """
+    if arguments is None or not arguments.dealing:
+        return options.split(counts)
+    asked = arguments.dealing if options.split_ratio is None else parse_dealing(options.split_ratio)
+    if options.split_patterns is not None or asked != arguments.dealing:
+        raise ConfigError(
+            f"the samples were dealt to split parts when they were written: {arguments.dealing}",
+            where=url,
+            hint="leave split_ratio and split_patterns out, or give the ratio of the writers",
+        )
+    split = arguments.split(counts)
+    found = {name: sum(counts[shard] for shard in shards) for name, shards in split.items()}
+    Dealer(arguments.dealing).check(found, url)
+    return split
 
 
 def publish_written(
@@ -45,19 +68,20 @@ def publish_shards(
     shards: Sequence[str],
     options: MetadataOptions,
     *,
-    split: Mapping[str, Sequence[str]] | None = None,
+    split: Mapping[str, Sequence[str]] | PartArguments | None,
     exclude: Sequence[str] = (),
     tmp_path: str | os.PathLike[str] | None = None,
 ) -> dict[str, int]:
     """Build the index from the records of shards, publish the dataset, and return its samples by shard.
 
-    Without ``split``, the options say how the shards are split. Raises DuplicateKeyError if two samples have
-    the same key.
+    ``split`` has the shards of each split part, or is for :func:`split_of`. Raises DuplicateKeyError if two
+    samples have the same key.
     """
     with temporary_folder(tmp_path) as folder, IndexBuilder(folder, checksums=True) as builder:
         for record in load_shards(store, shards):
             builder.add(record)
-        split = options.split(builder.counts) if split is None else split
+        if split is None or isinstance(split, PartArguments):
+            split = split_of(split, builder.counts, options, store.url)
         publish_written(store, builder, options, split, exclude)
     return builder.counts
 
@@ -77,8 +101,9 @@ def finish_dataset(
 
     Args:
         url_or_path: The folder or URL that the writers were given.
-        split_ratio: Shares of train, val and test, or of split parts by name. Without this and
-            ``split_patterns``, all shards are in ``train``.
+        split_ratio: Shares of the tars in train, val and test, or in split parts by name. Give it to the
+            writers instead, and they deal samples. Without this and ``split_patterns``, all shards are in
+            ``train``.
         split_patterns: ``NAME:PATTERN`` with a regular expression, glob or brace pattern.
         dataset_yaml: Content of ``dataset.yaml``, which says what samples are; None to write no such file.
             The default is crude samples.
@@ -89,7 +114,7 @@ def finish_dataset(
         Number of samples by shard path.
 
     Raises:
-        ConfigError: No writer was here, or some part is not complete.
+        ConfigError: No writer was here, some part is not complete, or a split part with a share is empty.
         DuplicateKeyError: Two samples of different parts have the same key.
         EmptyDatasetError: There are no samples.
 
@@ -121,4 +146,4 @@ def finish_dataset(
             where=store.url,
             hint="open its writer again; it goes on after its last complete shard",
         )
-    return publish_shards(store, records.shards(), options, tmp_path=tmp_path)
+    return publish_shards(store, records.shards(), options, split=states[0][0], tmp_path=tmp_path)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WRITING = f"{META_FOLDER}/writing"
 _READERS = 16
+_WORDS = {"dealing": "split_ratio"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,28 @@ class PartArguments:
     max_size: int  # largest size of a tar in bytes
     max_count: int  # largest number of samples in a tar
     signature: str  # version of the source, as the caller names it
+    dealing: str = ""  # shares of the split parts among which samples are dealt, see ``parse_dealing``
 
     @property
     def path(self) -> str:
         """Path of the part's file."""
         return f"{WRITING}/{self.part:05d}.json"
 
-    def shard(self, number: int) -> str:
-        """Return the path of the part's shard of a number."""
+    def shard(self, number: int, split: str = "") -> str:
+        """Return the path of the part's shard of a number, in a split part if samples are dealt."""
         part = "" if self.parts == 1 else f"{self.part:05d}-"
-        return f"{self.name}-{part}{number:06d}.tar"
+        return f"{self._begin(split)}{part}{number:06d}.tar"
+
+    def split(self, shards: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Return the shards of each split part, by their names."""
+        found: dict[str, tuple[str, ...]] = dict.fromkeys(json.loads(self.dealing), ())
+        for shard in shards:
+            name = max((name for name in found if shard.startswith(self._begin(name))), key=len)
+            found[name] += (shard,)
+        return found
+
+    def _begin(self, split: str) -> str:
+        return f"{self.name}-{split}-" if split else f"{self.name}-"
 
 
 def save_part(store: Store, arguments: PartArguments, *, is_complete: bool) -> None:
@@ -78,11 +91,11 @@ def resume_part(store: Store, arguments: PartArguments, existing: Collection[str
         is_complete |= of_path and known.part == arguments.part
         for name, value in asdict(known).items():
             now = getattr(arguments, name)
-            if now != value and (name in ("parts", "name") or known.part == arguments.part):
+            if now != value and (name in ("parts", "name", "dealing") or known.part == arguments.part):
                 raise ConfigError(
                     "the source is not the one that the dataset was begun with"
                     if name == "signature"
-                    else f"{name} is {now}, but it was {value} before",
+                    else f"{_WORDS.get(name, name)} is {now or None}, but it was {value or None} before",
                     where=store.url,
                     hint="go on with what the dataset was begun with, or remove the folder and begin again",
                 )

@@ -23,7 +23,8 @@ from energon_stream.storage.claims import Claim
 from energon_stream.storage.local import named_errors
 from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import local_path
-from energon_stream.write.finish import CRUDE, publish_written
+from energon_stream.write.dealing import Dealer, parse_dealing
+from energon_stream.write.finish import CRUDE, publish_shards, publish_written
 from energon_stream.write.journal import (
     WRITING,
     PartArguments,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from energon_stream.storage import Store
 
 _TEMPORARY = ".energon-tmp"
+_APART = 1_000_003  # between the numbers of the first samples of writers side by side, for other draws
 
 
 class ShardWriter:
@@ -58,17 +60,21 @@ class ShardWriter:
         name: Begin of the tars' names: ``data-000000.tar``.
         part: Number of this writer, of several side by side.
         parts: Number of writers. With more than one, call :func:`finish_dataset` when all are done.
-        split_ratio: Shares of the shards in train, val and test, or in split parts by name; None for all in
-            ``train``. For one writer only, as the next two.
-        split_patterns: ``NAME:PATTERN`` with a regular expression, glob or brace pattern of shards.
+        split_ratio: Shares of the samples in train, val and test, or in split parts by name; None for all in
+            ``train``. Samples are dealt at random, the same way each time, and each split part has tars of
+            its own: ``data-val-000000.tar``. Of several writers, give it to each.
+        split_patterns: ``NAME:PATTERN`` with a regular expression, glob or brace pattern of shards. For one
+            writer only, as the next.
         dataset_yaml: Content of ``dataset.yaml``, which says what samples are; None to write no such file.
             The default is crude samples.
         signature: Version of what the samples are made from. A writer that goes on refuses any other version.
         publish: Whether a single writer publishes the dataset when it is closed; else call
             :func:`finish_dataset`.
         storage_options: Options of the URL's file system, such as credentials.
-        tmp_path: Local folder for the shards of a remote dataset until they are uploaded (up to two at a
-            time), and for the index; None for the system's.
+        tmp_path: Local folder for the shards of a remote dataset until they are uploaded (up to two of each
+            split part at a time), and for the index; None for the system's.
+        first: Number of this writer's first sample among those of all, if it is known: then the shares hold
+            for all writers together.
 
     Attributes:
         written: Number of samples in complete shards of this part when the writer was opened, plus those
@@ -76,7 +82,8 @@ class ShardWriter:
         is_complete: Whether the part was complete when the writer was opened.
 
     Raises:
-        ConfigError: The folder has a dataset or tars, or arguments are wrong or other ones than before.
+        ConfigError: The folder has a dataset or tars, or arguments are wrong or other ones than before; or,
+            at the end, a split part with a share has no samples.
 
     Example:
         >>> from energon_stream import ShardWriter, WorkerConfig, get_train_dataset
@@ -104,6 +111,7 @@ class ShardWriter:
         publish: bool = True,
         storage_options: Mapping[str, Any] | None = None,
         tmp_path: str | os.PathLike[str] | None = None,
+        first: int | None = None,
     ) -> None:
         if max_size < 1 or (max_count is not None and max_count < 1):
             raise ConfigError(f"max_size is {max_size} and max_count {max_count}", hint="use 1 or more")
@@ -111,12 +119,17 @@ class ShardWriter:
             raise ConfigError(f"part {part} of {parts} parts", hint="part counts from 0 to parts - 1")
         if not name or any(sign in name for sign in "/\\.\0{}[]*?,"):
             raise ConfigError(f"name is {name!r}", hint="give a plain word, such as train")
-        arguments = PartArguments(part, parts, name, max_size, max_count or 0, signature)
-        self._arguments = arguments
         self._options, self._publish = MetadataOptions(split_ratio, split_patterns, dataset_yaml), publish
+        dealing = parse_dealing(split_ratio)
+        arguments = PartArguments(part, parts, name, max_size, max_count or 0, signature, dealing)
+        self._arguments = arguments
+        self._dealer = Dealer(dealing) if dealing else None
+        self._tmp_path = tmp_path
+        self._first = part * _APART if first is None else first
         self._store = StoreSpec(os.fspath(url_or_path), storage_options).open()
         self._encoder, self._unique = SampleEncoder(), uuid.uuid4().hex
-        self._shard: TarShard | None = None
+        self._shards: dict[str, TarShard] = {}  # under way, by split part: a round
+        self._rounds = 0  # that are complete
         self._upload: Future[None] | None = None
         self._is_usable = True
         existing_metadata(self._store)
@@ -162,16 +175,16 @@ class ShardWriter:
                 where=self._store.url,
                 hint="open a new writer",
             )
-        shard, arguments = self._shard, self._arguments
+        split, arguments = self._split_part(self.written), self._arguments
+        shard = self._shards.get(split)
         if shard is not None and (
             len(shard.digests) == arguments.max_count or shard.size + encoded.size > arguments.max_size
         ):
-            self._end_shard(shard)
-            shard = None
+            self._end_round()
         try:
-            if shard is None:
-                shard = self._shard = self._begin_shard()
-            shard.add(encoded)
+            if split not in self._shards:
+                self._shards[split] = self._begin_shard(split)
+            self._shards[split].add(encoded)
         except OSError:
             self._is_usable = False
             raise
@@ -186,28 +199,34 @@ class ShardWriter:
         if not self._is_usable:
             return
         try:
-            if self._shard is not None and self._shard.digests:
-                self._end_shard(self._shard)
+            if any(shard.digests for shard in self._shards.values()):
+                self._end_round()
             self._wait()
             self._keep_claim()
             if not self.is_complete:
-                # A killed writer may have left one tar without a record.
-                stray = self._arguments.shard(len(self._builder.counts))
-                self._store.delete(stray)
-                self._store.delete(index_path(stray))
+                # A killed writer may have left tars of a round that was not complete.
+                for split in self._split_parts:
+                    stray = self._arguments.shard(self._rounds, split)
+                    for path in (stray, index_path(stray), ShardRecords(self._store, WRITING).path(stray)):
+                        self._store.delete(path)
                 save_part(self._store, self._arguments, is_complete=True)
             if self._arguments.parts == 1 and self._publish:
-                split = self._options.split(self._builder.counts)
-                publish_written(self._store, self._builder, self._options, split)
+                shards, options = sorted(self._builder.counts), self._options
+                if self._dealer is None:
+                    publish_written(self._store, self._builder, options, options.split(shards))
+                else:  # the index has tars by name, which is not the order in which they were complete
+                    publish_shards(
+                        self._store, shards, options, split=self._arguments, tmp_path=self._tmp_path
+                    )
         finally:
             self.abort()
 
     def abort(self) -> None:
         """End without the shard that is under way. Complete shards stay, and another writer can go on."""
         self._is_usable = False
-        if self._shard is not None:
-            self._shard.drop()
-            self._shard = None
+        for shard in self._shards.values():
+            shard.drop()
+        self._shards = {}
         self._stack.close()
 
     def __enter__(self) -> ShardWriter:
@@ -251,34 +270,49 @@ class ShardWriter:
                 path.unlink(missing_ok=True)  # of a writer that was killed
         return folder
 
-    def _go_on(self, existing: set[str]) -> int:
-        """Take over the complete shards of an earlier writer; return the number of their samples."""
-        records, shards = ShardRecords(self._store, WRITING, existing), list[str]()
-        while records.has(shard := self._arguments.shard(len(shards))):
-            shards.append(shard)
-        for record in load_shards(self._store, shards):
-            self._builder.add(record)
-        return sum(self._builder.counts.values())
+    @property
+    def _split_parts(self) -> tuple[str, ...]:
+        return ("",) if self._dealer is None else self._dealer.names
 
-    def _begin_shard(self) -> TarShard:
-        number = len(self._builder.counts)
+    def _split_part(self, number: int) -> str:
+        return "" if self._dealer is None else self._dealer.part(self._first + number)
+
+    def _go_on(self, existing: set[str]) -> int:
+        """Take over the complete rounds of an earlier writer; return the number of their samples."""
+        records, arguments, written = ShardRecords(self._store, WRITING, existing), self._arguments, 0
+        while records.has(arguments.shard(self._rounds, self._split_part(written))):
+            names = [arguments.shard(self._rounds, split) for split in self._split_parts]
+            for record in load_shards(self._store, [name for name in names if records.has(name)]):
+                self._builder.add(record)
+            written, self._rounds = sum(self._builder.counts.values()), self._rounds + 1
+        return written
+
+    def _begin_shard(self, split: str) -> TarShard:
         # The shard before may be waiting for its upload. No other writer has the name, not even one of this
         # part that should have ended.
-        name = f"{self._arguments.part:05d}-{self._unique}-{number % 2}{_TEMPORARY}"
-        return TarShard(self._arguments.shard(number), os.path.join(self._folder, name))
+        place = f"{self._split_parts.index(split)}-{self._rounds % 2}"
+        name = f"{self._arguments.part:05d}-{self._unique}-{place}{_TEMPORARY}"
+        return TarShard(self._arguments.shard(self._rounds, split), os.path.join(self._folder, name))
 
-    def _end_shard(self, shard: TarShard) -> None:
+    def _end_round(self) -> None:
+        """Complete the shards under way, of all split parts together: so a writer can go on behind them."""
         try:
             self._keep_claim()
-            shard.close()
-            record = ShardRecord(shard.scan, shard.digests)
-            self._builder.add(record)
+            ended = [
+                shard for split in self._split_parts if (shard := self._shards.get(split)) and shard.digests
+            ]
+            for shard in ended:
+                shard.close()
+                self._builder.add(shard.record)
             self._wait()
         except BaseException:
             self._is_usable = False
             raise
-        self._shard = None
-        self._upload = self._pool.submit(put_shard, self._store, shard.local_path, record)
+        # The record of the round's first sample is written last: if it is there, the round is complete.
+        first = next(iter(self._shards.values()))
+        ended.sort(key=lambda shard: shard is first)
+        self._shards, self._rounds = {}, self._rounds + 1
+        self._upload = self._pool.submit(_put_shards, self._store, ended)
 
     def _wait(self) -> None:
         if self._upload is not None:
@@ -291,6 +325,11 @@ def put_shard(store: Store, local: str, record: ShardRecord, *, move: bool = Tru
     store.put_file(scan.path, local, move=move and store.is_local)
     store.put(index_path(scan.path), encode_offsets(scan.offsets))
     ShardRecords(store, WRITING).save(record)
+
+
+def _put_shards(store: Store, shards: Sequence[TarShard]) -> None:
+    for shard in shards:
+        put_shard(store, shard.local_path, shard.record)
 
 
 def existing_metadata(store: Store) -> set[str]:

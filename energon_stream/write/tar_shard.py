@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 
 from energon_stream.errors import DuplicateKeyError, SampleError
+from energon_stream.prepare.shard_records import ShardRecord
 from energon_stream.storage.local import named_errors
 from energon_stream.tar.format import TAR_RECORD, split_name
 from energon_stream.tar.scan import HEAD_BYTES, ShardScan, hash_head
@@ -122,6 +123,11 @@ class TarShard:
         scan.offsets.append(begin)
         scan.parts += [(number, name, begin + start, size) for name, start, size in sample.parts]
         self.size += sample.size
+
+    @property
+    def record(self) -> ShardRecord:
+        """What is kept of a complete shard."""
+        return ShardRecord(self.scan, self.digests)
 
     def close(self) -> None:
         """Write the end mark. Raises StorageError if the disk fails."""

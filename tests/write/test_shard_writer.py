@@ -81,7 +81,8 @@ def test_result_equals_prepare_on_the_same_tars(tmp_path, max_count):
     shutil.copytree(tmp_path / "a", tmp_path / "b", ignore=lambda *_: {".nv-meta"})
     for index in (tmp_path / "b").glob("*.idx"):
         index.unlink()
-    prepare_dataset(str(tmp_path / "b"), split_ratio=(3, 1, 1), dataset_yaml=yaml, checksums=True)
+    patterns = [f"{name}:data-{name}-" for name in ("train", "val", "test")]
+    prepare_dataset(str(tmp_path / "b"), split_patterns=patterns, dataset_yaml=yaml, checksums=True)
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert rows(tmp_path / "a") == rows(tmp_path / "b")
     indices = [(tmp_path / name / ".nv-meta" / "index.sqlite").stat().st_size for name in "ab"]

@@ -136,7 +136,7 @@ def split_dataset(
     Args:
         source: A prepared dataset.
         targets: New folders by name.
-        ratio: Shares by name; each sample is drawn for itself. Give this or ``keys``.
+        ratio: Shares by name; samples are drawn at random, as many as the shares say. Give this or ``keys``.
         keys: Sample keys by name.
         rest: Name that takes the samples which ``keys`` does not name; None to leave them out.
         seed: Which samples ``ratio`` draws.
@@ -169,7 +169,7 @@ def split_dataset(
     chosen = (
         _by_ratio(metadata, ratio, seed) if ratio is not None else _by_keys(spec, metadata, keys or {}, rest)
     )
-    signature = f"{metadata.info_digest}:split:{seed}:{sorted((ratio or {}).items())}"
+    signature = f"{metadata.info_digest}:shares:{seed}:{sorted((ratio or {}).items())}"
     options = {"max_size": max_size, "max_count": max_count, "storage_options": storage_options}
     return {
         name: _write(spec, metadata, chosen[name], target, signature=f"{signature}:{name}", **options)
@@ -279,11 +279,25 @@ def _by_shard(metadata: DatasetMetadata, numbers: Int64Array) -> dict[str, Int64
 def _by_ratio(
     metadata: DatasetMetadata, ratio: Mapping[str, float], seed: int
 ) -> dict[str, dict[str, Int64Array]]:
-    bounds = np.cumsum([*ratio.values()]) / sum(ratio.values())
+    draws = {
+        shard: np.random.Generator(np.random.Philox(key=derive_key("split", seed, shard))).random(count)
+        for shard, count in metadata.shard_counts.items()
+    }
+    order = np.sort(np.concatenate([*draws.values()]))
+    ends = np.rint(np.cumsum([*ratio.values()]) / sum(ratio.values()) * len(order)).astype(np.int64)
+    empty = [
+        name for name, count in zip(ratio, np.diff(ends, prepend=0), strict=True) if not count and ratio[name]
+    ]
+    if empty:
+        raise ConfigError(
+            f"{' and '.join(empty)} would be empty: {len(order)} samples are too few for these shares",
+            where=metadata.url,
+            hint="give a larger share",
+        )
+    bounds = np.where(ends > 0, order[ends - 1], -1.0)
     found: dict[str, dict[str, Int64Array]] = {name: {} for name in ratio}
-    for shard, count in metadata.shard_counts.items():
-        draws = np.random.Generator(np.random.Philox(key=derive_key("split", seed, shard))).random(count)
-        owners = np.searchsorted(bounds, draws, side="right").clip(max=len(ratio) - 1)
+    for shard, drawn in draws.items():
+        owners = np.searchsorted(bounds, drawn)
         for number, name in enumerate(ratio):
             found[name][shard] = np.flatnonzero(owners == number)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -61,6 +62,8 @@ class FolderSource(Source):
             )
         if self.classes or (self.classes is None and _are_classes(samples)):
             samples = _with_classes(samples)
+        if self.shuffle:
+            random.Random(len(samples)).shuffle(samples)
         return list(_runs(samples))
 
     def rows(self, section: Section, first: int, columns: Collection[str] | None) -> Iterator[Row]:

@@ -64,6 +64,7 @@ class Source(ABC):
     config: str | None = None  # configuration to read, where the dataset has several
     trust: bool = False  # whether pickles may be loaded, which can run any code
     tmp_path: str | None = None  # local folder for copies of remote files; None for the system's
+    shuffle: bool = False  # whether a source that can read rows in any order for nothing shuffles them
 
     @abstractmethod
     def sections(self) -> list[Section]:
