@@ -161,7 +161,7 @@ def test_what_cannot_work_is_one_line_and_status_1(tars, arguments, message):
 def test_replacing_a_preparation_is_asked_for(tmp_path):
     prepared_captioning_dataset(tmp_path, shards=3, samples_per_shard=2)
     assert run("prepare", tmp_path, answers=["n"]).exit_code == 1
-    again = [*NON_INTERACTIVE, "--skip-dataset-yaml", "--no-progress"]
+    again = ["--non-interactive", "--split-ratio", "2,0,1", "--skip-dataset-yaml", "--no-progress"]
     assert "prepared already" in run("prepare", tmp_path, *again).stderr
     assert run("prepare", tmp_path, *again, "--force-overwrite").exit_code == 0
     assert run("prepare", tmp_path, "--skip-dataset-yaml", answers=["y", "1,1,1"]).exit_code == 0
