@@ -1,8 +1,8 @@
 """Trains on transcripts of recordings; each sample reads one second of its recording, by range.
 
-    python examples/audio/train.py FOLDER
+    python examples/audio/train.py data/audio
 
-It makes small data in FOLDER at the first run. For your own data, put recordings into a folder or bucket, and
+`energon-stream demo-data data` makes it. For your own data, put recordings into a folder or bucket, and
 transcripts into a prepared crude dataset, of which each ``json`` names the recording and the time.
 """
 
@@ -21,14 +21,6 @@ from energon_stream import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_stream.testing.datasets import dataset_with_media
-from energon_stream.testing.media_files import VideoFile
-
-SOUND = VideoFile(frames=0, audio_codec="flac", audio_seconds=4.0)
-
-
-def line(number):
-    return {"file": f"{number % 2}.flac", "at": number % 3, "text": "a tone"}
 
 
 @dataclass
@@ -48,8 +40,6 @@ class AudioTask(DefaultTaskEncoder):
 
 
 def main(folder):
-    if not folder.exists():
-        dataset_with_media(folder, "recordings", {"0.flac": SOUND, "1.flac": SOUND}, line)
     dataset = get_train_dataset(
         str(folder / "mix.yaml"),
         batch_size=4,
@@ -67,4 +57,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "audio_data"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "data/audio"))

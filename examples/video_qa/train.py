@@ -1,8 +1,8 @@
 """Trains on questions about videos; each sample reads one clip of its video, by range.
 
-    python examples/video_qa/train.py FOLDER
+    python examples/video_qa/train.py data/video_qa
 
-It makes small data in FOLDER at the first run. For your own data, put videos into a folder or bucket, and
+`energon-stream demo-data data` makes it. For your own data, put videos into a folder or bucket, and
 questions into a prepared crude dataset, of which each ``json`` names the video and the time.
 """
 
@@ -20,14 +20,6 @@ from energon_stream import (
     get_savable_loader,
     get_train_dataset,
 )
-from energon_stream.testing.datasets import dataset_with_media
-from energon_stream.testing.media_files import VideoFile
-
-VIDEO = VideoFile(frames=100)
-
-
-def line(number):
-    return {"file": f"{number % 2}.mp4", "at": number % 3, "question": "Where is it?", "answer": "left"}
 
 
 def cook(sample, videos):
@@ -44,8 +36,6 @@ class VideoTask(DefaultTaskEncoder):
 
 
 def main(folder):
-    if not folder.exists():
-        dataset_with_media(folder, "videos", {"0.mp4": VIDEO, "1.mp4": VIDEO}, line)
     dataset = get_train_dataset(
         str(folder / "mix.yaml"),
         batch_size=4,
@@ -63,4 +53,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "video_qa_data"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "data/video_qa"))

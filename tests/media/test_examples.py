@@ -10,11 +10,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("name", ["video_qa", "audio"])
-def test_an_example_trains(name, tmp_path):
+def test_an_example_trains(name, example_data):
     main = runpy.run_path(str(EXAMPLES / name / "train.py"))["main"]
-    first = main(tmp_path / "data")
+    first = main(example_data / name)
     assert first > 0
-    assert main(tmp_path / "data") == first
+    assert main(example_data / name) == first
 
 
 @pytest.mark.parametrize("name", ["clip", "vlm"])
