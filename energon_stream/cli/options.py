@@ -21,6 +21,7 @@ from energon_stream.engine.tasks import Part
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.tools.plots import picture_file
 
 if TYPE_CHECKING:
     from energon_stream.engine.tasks import TaskEngine
@@ -70,7 +71,10 @@ def picture_option(text: str) -> Command:
     """Return the option ``--picture``, which was ``--png`` once."""
     kind = click.Path(dir_okay=False, writable=True)
     about = f"{text} FILE ends in .svg or .png; .svg suits light and dark pages."
-    return click.option("--picture", "--png", "picture", type=kind, metavar="FILE", help=about)
+    check = parsed(picture_file)
+    return click.option(
+        "--picture", "--png", "picture", type=kind, callback=check, metavar="FILE", help=about
+    )
 
 
 def _parse(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -258,7 +259,7 @@ def save_picture(report: BenchReport, path: str) -> None:
         axes.invert_yaxis()
         axes.margins(x=0.12)
         axes.set_xlabel("samples a second")
-        axes.set_title(printable_line(report.url), fontsize="medium")
+        axes.set_title("\n".join(textwrap.wrap(printable_line(report.url), 90)), fontsize="medium")
 
     save_plot(path, (7, 1.2 + 0.25 * len(report.runs)), fill)
 

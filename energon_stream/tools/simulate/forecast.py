@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ _BINS = 200
 """Most rows and columns of a heat map."""
 _LINES = 50
 """Most lines between shards in a picture."""
+_CAPTION = 90
+"""Characters of a line of a caption."""
 _OF_CAPTION = ("shuffle_buffer_size", "max_samples_per_sequence", "parallel_shard_iters", "packing")
 
 
@@ -99,7 +102,7 @@ class OrderMap:
         every = -(-len(self.shard_starts) // _LINES) or 1
         axes.hlines(self.shard_starts[::every], 0, self.steps, INK, linewidth=0.4, alpha=0.4)
         lines = "a line a shard" if every == 1 else f"a line every {every} shards"
-        axes.set_xlabel(f"step\n\n{self.caption}")
+        axes.set_xlabel("\n".join(["step\n", *textwrap.wrap(self.caption, _CAPTION)]))
         axes.set_ylabel(f"position in the data ({lines})")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter("{x:,.0f}")
@@ -197,7 +200,7 @@ def _caption(path: Any, config: WorkerConfig, batch_size: int, options: Mapping[
         f"seed {config.seed_offset}, batch size {batch_size}"
     )
     given = [f"{name} {options[name]}" for name in _OF_CAPTION if options.get(name) is not None]
-    return "\n".join((f"{name}: {job}", ", ".join(given) or "shuffle as by default"))
+    return f"{name}: {job}, {', '.join(given) or 'shuffle as by default'}"
 
 
 def positions_of_steps(dataset: ReaderDataset, steps: int, batch_size: int) -> list[Int64Array]:

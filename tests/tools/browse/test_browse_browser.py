@@ -202,6 +202,7 @@ def test_steps_keep_their_options(captions):
     asked(captions, Run(step=2, batch_size=4, num_workers=0, options=given), look)
 
 
+@pytest.mark.slow
 def test_paging_through_many_samples_takes_bounded_memory(tmp_path):
     image = image_bytes((64, 64))
     write_dataset(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -167,6 +168,27 @@ def test_the_picture_has_a_bar_a_run(tmp_path, kind):
     assert {"2 workers, 64 in flight, 6 MiB", "250", "samples a second", "s3://data"} <= set(texts)
     assert any("prefers-color-scheme:dark" in text for text in texts)
     assert b"#010203" not in (tmp_path / "a.svg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://$x$/$y", "s3://a_b^c/\\frac{", "s3://" + "long/" * 60, "s3://<script>&#010203"]
+)
+def test_any_name_can_be_drawn(tmp_path, url):
+    save_picture(BenchReport(url, (run_of(1.0),)), tmp_path / "a.svg")
+    drawn = ElementTree.fromstring((tmp_path / "a.svg").read_bytes())
+    assert url[:50] in "".join(drawn.itertext()).replace("currentColor", "#010203")
+    assert not [each for each in drawn.iter() if each.tag.endswith("script")]
+
+
+def test_pictures_are_checked_before_anything_is_measured(folder, tmp_path, monkeypatch):
+    arguments = ["bench", str(folder), "--batch-size", "8", "--picture"]
+    shown = CliRunner().invoke(main, [*arguments, str(tmp_path / "a.gif")])
+    assert (shown.exit_code, "samples/s" in shown.output) == (1, False)
+    assert "use one that ends in .svg or .png" in shown.output.lower()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    shown = CliRunner().invoke(main, [*arguments, str(tmp_path / "a.svg")])
+    assert (shown.exit_code, "samples/s" in shown.output) == (1, False)
+    assert "energon-stream[plots]" in shown.output
 
 
 def test_other_kinds_of_pictures_are_refused(tmp_path):
