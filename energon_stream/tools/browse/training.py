@@ -107,14 +107,12 @@ class StepFinder:
             raise ConfigError(f"{streams:,} streams are too many to plan", hint=f"at most {_MOST_STREAMS:,}")
         names = ("rank", "world_size", "num_workers", "seed_offset", "num_streams")
         config = WorkerConfig(**{name: getattr(run, name) for name in names})
-        order = tuple((name, run.options[name]) for name in _ORDER if name in run.options)
-        dataset = self._opened(config, run.batch_size, order)
+        order = {name: run.options[name] for name in _ORDER if name in run.options}
+        dataset = self._opened(config, run.batch_size, **order)
         refs = samples_of_step(dataset, run.step or 0, run.batch_size)
         pairs = zip(refs.leaf.tolist(), refs.index.tolist(), strict=True)
         return [(dataset.leaves[leaf].index, sample) for leaf, sample in pairs]
 
-    def _open(
-        self, config: WorkerConfig, batch_size: int, order: tuple[tuple[str, Any], ...]
-    ) -> ReaderDataset:
-        options = {"batch_size": batch_size, **self._options, **dict(order)}
+    def _open(self, config: WorkerConfig, batch_size: int, **order: int | None) -> ReaderDataset:
+        options = {"batch_size": batch_size, **self._options, **order}
         return open_reader_dataset(self._path, config, False, options)

@@ -36,7 +36,6 @@ _LONGEST = 5.0
 _DEFAULTS = ReadOptions()
 _MADE = (DECODE, ENCODE, COLLATE, LOADER)
 """What more workers share."""
-_WORKERS = "workers' "
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +79,17 @@ class BenchReport:
     @property
     def verdict(self) -> str:
         """What the measurement says: how much faster the recommended settings are, and what limits them."""
-        best, usual, workers = self.best, self.runs[0], [run.setting.num_workers for run in self.runs]
+        best, usual = self.best, self.runs[0]
         found = f"Best of {counted(len(self.runs), 'run')}: {best.setting}, {best.samples_per_second:,.0f} samples/s"
         if best is not usual:
             times = best.samples_per_second / (usual.samples_per_second or 1.0)
             found += f", {times:.2g} times as fast as {usual.setting}"
         found += f". Its limit: {best.verdict}."
         if best.cause in _MADE:
-            tried = "tried" if best.setting.num_workers == max(workers) else "clearly faster"
-            found += f" More workers were not {tried}."
+            most = max(run.setting.num_workers for run in self.runs)
+            found += (
+                f" More workers were not {'tried' if best.setting.num_workers == most else 'clearly faster'}."
+            )
         return found
 
     @property
@@ -243,8 +244,8 @@ def _limit(stats: LoaderStats) -> str:
     cause = stats.verdict.cause
     if cause in (CONSUMER, "unknown"):
         return "not seen, as the run was too short"
-    share = stats.shares.get(cause, stats.shares[STORE])
-    return f"{cause}, {share:.0%} of the {_WORKERS if stats.num_workers else ''}time"
+    share, whose = stats.shares.get(cause, stats.shares[STORE]), "workers' " if stats.num_workers else ""
+    return f"{cause}, {share:.0%} of the {whose}time"
 
 
 def save_picture(report: BenchReport, path: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,6 @@ from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from PIL.Image import Image
 
     from energon_stream.arrays import Int64Array
     from energon_stream.config.dataset_options import CacheOption
@@ -33,8 +31,6 @@ _BINS = 200
 """Most rows and columns of a heat map."""
 _LINES = 50
 """Most lines between shards in a picture."""
-_CAPTION = 90
-"""Characters of a line of a caption."""
 _OF_CAPTION = ("shuffle_buffer_size", "max_samples_per_sequence", "parallel_shard_iters", "packing")
 
 
@@ -85,14 +81,6 @@ class OrderMap:
         """Draw the map into an ``.svg`` or ``.png`` file: steps to the right, positions down."""
         save_plot(path, (7, 5.5), self._fill)
 
-    def picture(self) -> Image:
-        """Return the drawing as a picture."""
-        from PIL import Image
-
-        with tempfile.TemporaryDirectory() as folder:
-            self.save(f"{folder}/map.png")
-            return Image.open(f"{folder}/map.png").convert("RGB")
-
     def _fill(self, axes: Axes) -> None:
         from matplotlib.colors import LinearSegmentedColormap
 
@@ -101,8 +89,8 @@ class OrderMap:
         axes.imshow(np.sqrt(self.counts), shades, aspect="auto", interpolation="nearest", extent=extent)
         every = -(-len(self.shard_starts) // _LINES) or 1
         axes.hlines(self.shard_starts[::every], 0, self.steps, INK, linewidth=0.4, alpha=0.4)
-        lines = "a line a shard" if every == 1 else f"a line every {every} shards"
-        axes.set_xlabel("\n".join(["step\n", *textwrap.wrap(self.caption, _CAPTION)]))
+        lines = f"a line every {every} shards" if every > 1 else "a line a shard"
+        axes.set_xlabel("\n".join(["step\n", *textwrap.wrap(self.caption, 90)]))
         axes.set_ylabel(f"position in the data ({lines})")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter("{x:,.0f}")
