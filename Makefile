@@ -111,7 +111,7 @@ transforms:
 	test -x .venv-transforms/bin/python || $(PYTHON) -m venv .venv-transforms
 	.venv-transforms/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION)
 	.venv-transforms/bin/python -m pip install -q --disable-pip-version-check -e '.[test]'
-	.venv-transforms/bin/python -m pytest -n 2 tests/transforms tests/interop/test_transforms_interop.py tests/read/test_image_backends.py energon_stream/transforms
+	.venv-transforms/bin/python -m pytest -n 2 tests/transforms tests/interop/test_transforms_interop.py tests/decode/test_image_backends.py energon_stream/transforms
 
 # Two nodes of Ray on this machine, one of which is killed. Ray is heavy, so it has an environment of its own.
 ray:
