@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
-from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from energon_stream.errors import ConfigError
 
 if TYPE_CHECKING:
     import logging
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _logged: dict[tuple[Hashable, ...], object] = {}
 
 
@@ -29,5 +34,27 @@ def warn_deprecated(use: str, instead: str, *, removed_in: str = "1.0", stacklev
 
     ``stacklevel`` is that of ``warnings.warn``, counted from the caller of this function.
     """
-    text = f"{use} is deprecated, and energon_stream {removed_in} removes it: use {instead}"
-    warnings.warn(text, FutureWarning, stacklevel=stacklevel + 1)
+    warnings.warn(deprecation(use, instead, removed_in), FutureWarning, stacklevel=stacklevel + 1)
+
+
+def deprecation(use: str, instead: str, removed_in: str = "1.0") -> str:
+    """Return the text of :func:`warn_deprecated`."""
+    return f"{use} is deprecated, and energon_stream {removed_in} removes it: use {instead}"
+
+
+def renamed(**words: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Return a decorator that accepts older names of arguments with a warning: ``@renamed(old="new")``."""
+
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        @functools.wraps(function)
+        def call(*args: _P.args, **given: _P.kwargs) -> _T:
+            for old in words.keys() & given.keys():
+                warn_deprecated(f"{old}=", f"{words[old]}=")
+                if words[old] in given:
+                    raise ConfigError(f"both {old}= and {words[old]}= are given", hint=f"Leave out {old}=.")
+                given[words[old]] = given.pop(old)
+            return function(*args, **given)
+
+        return call
+
+    return decorate

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +11,8 @@ from typing import Literal, cast
 
 from energon_stream.cache.records import LARGEST_BLOCK, LINE_BYTES
 from energon_stream.errors import ConfigError
+from energon_stream.quantities import parse_size
 from energon_stream.urls import absolute_path
-
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgtp])(i?)b?|b)?\s*", re.IGNORECASE)
 
 
 def node_directory() -> str:
@@ -121,17 +119,3 @@ class CacheConfig:
                 hint="Set both, or neither.",
             )
         return None
-
-
-def parse_size(size: int | str, name: str = "size") -> int:
-    """Return the bytes of a number, or of a text such as ``"200GB"`` (10⁹) or ``"1.5GiB"`` (2³⁰)."""
-    if isinstance(size, str):
-        match = _SIZE.fullmatch(size)
-        if match:
-            power = " kmgtp".index((match[2] or " ").lower())
-            return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
-    elif isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
-    raise ConfigError(
-        f"{name} is {size!r}", hint="Use a number of bytes, or a text such as '200GB' or '1.5GiB'."
-    )

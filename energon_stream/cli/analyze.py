@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from energon_stream.cli.options import Command, flag, json_option
+from energon_stream.cli.options import COUNT, NUMBER, flag, json_option, option
 from energon_stream.cli.terminal import emit, wants_json
 from energon_stream.compat.debug_analysis import (
     DebugLogs,
@@ -22,33 +22,16 @@ from energon_stream.compat.debug_analysis import (
 from energon_stream.errors import ConfigError
 
 
-def _size_option(side: str, things: str, stands: str) -> Command:
-    text = f"Largest {side}; where there are more {things}, {stands} stands for several."
-    return click.option(f"--heatmap-{things}", default=1000, type=click.IntRange(1), help=text)
-
-
 @click.command("analyze-debug")
 @click.argument("log_paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
-@click.option(
-    "--heatmap-path",
-    default="heatmap.png",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Picture to write.",
-)
-@_size_option("width", "steps", "a column")
-@_size_option("height", "samples", "a row")
-@click.option(
-    "--heatmap-gain",
-    default=10.0,
-    help="Factor of the brightness; with 1, the most visited place has full brightness.",
-)
-@flag(
-    "--force-loading-order",
-    help="Show the samples as readers yielded them, before packing, grouping and batching.",
-)
-@click.option("--include-modality", default="train", help="Loaders to choose from: train, val, or train,val.")
-@click.option("--skip", default=0, type=click.IntRange(0), help="Steps to leave out at the start.")
-@flag("--no-colors", help="Draw all ranks in white.")
+@option("--heatmap-path", default="heatmap.png", type=click.Path(dir_okay=False, path_type=Path))
+@option("--heatmap-steps", default=1000, type=COUNT)
+@option("--heatmap-samples", default=1000, type=COUNT)
+@option("--heatmap-gain", default=10.0)
+@flag("--force-loading-order")
+@option("--include-modality", default="train")
+@option("--skip", default=0, type=NUMBER)
+@flag("--no-colors")
 @json_option
 def analyze_debug(
     log_paths: tuple[Path, ...],

@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from energon_stream.cli.options import NUMBER, option
+from energon_stream.cli.recorded_run import find_packing
 from energon_stream.cli.terminal import echo, emit
-from energon_stream.cli.training_arguments import require_batch_size, training_arguments
+from energon_stream.cli.training_arguments import packing_options, require_batch_size, training_arguments
 
 _BATCH_SIZE = 32
 _NOTE = "Ctrl-C ends it. Who knows this URL can read the dataset on this machine."
@@ -17,8 +19,9 @@ _OF_RUN = ("rank", "world_size", "num_workers", "num_streams", "seed_offset")
 
 @click.command()
 @training_arguments
-@click.option("--port", default=0, help="TCP port on 127.0.0.1; 0 takes a free one.")
-@click.option("--step", type=click.IntRange(0), help="Begin with this step of the run, counted from 0.")
+@packing_options
+@option("--port", default=0)
+@option("--step", type=NUMBER)
 def browse(
     path: str,
     storage_options: dict[str, Any] | None,
@@ -35,6 +38,7 @@ def browse(
     from energon_stream.tools.browse import serving
     from energon_stream.tools.browse.training import Run
 
+    find_packing(options)
     if step is not None:
         batch_size = require_batch_size(batch_size)
     of_run = {name: options.pop(name) for name in _OF_RUN}

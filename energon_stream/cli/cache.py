@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -24,13 +23,18 @@ from energon_stream.cache.maintenance import (
     list_objects,
     verify_cache,
 )
-from energon_stream.cli.options import cache_option, json_option, option_group, require_cache, show_size
+from energon_stream.cli.options import (
+    TIME_WITH_UNIT,
+    cache_option,
+    json_option,
+    option,
+    option_group,
+    require_cache,
+    show_size,
+)
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.progress import Progress
-
-_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def _open(cache_dir: str | None) -> CacheDirectory:
@@ -161,18 +165,17 @@ def _show_verified(report: VerifyReport) -> None:
 
 @cache.command()
 @_directory
-@click.option("--dataset", metavar="URL", help="Only this dataset.")
-@click.option("--older-than", metavar="AGE", help="Only what was not used for this long: 30m, 12h, 7d, 2w.")
-def clear(directory: CacheDirectory, dataset: str | None, older_than: str | None) -> None:
+@option("--dataset", metavar="URL")
+@option("--older-than", type=TIME_WITH_UNIT)
+def clear(directory: CacheDirectory, dataset: str | None, older_than: float | None) -> None:
     """Remove everything, one dataset, or what was not used for long.
 
     Running processes continue, and fetch removed bytes again when they need them. Indices of plain tars that
     they use stay.
     """
-    seconds = None if older_than is None else _age(older_than)
     root_folder = None if dataset is None else _root_folder(directory, dataset)
     with _named_errors(directory):
-        report = clear_cache(directory, root_folder, unused_for=seconds)
+        report = clear_cache(directory, root_folder, unused_for=older_than)
     kept = f" and {report.kept_files} kept files" if report.kept_files else ""
     removed = f"Removed {report.blocks} blocks{kept}, {show_size(report.bytes)}"
     emit(report._asdict(), lambda: click.echo(removed))
@@ -197,13 +200,6 @@ def _named_errors(directory: CacheDirectory) -> Iterator[None]:
     except OSError as error:
         problem = f"the cache cannot be changed: {error.strerror}"
         raise StorageError(problem, where=directory.directory) from error
-
-
-def _age(text: str) -> float:
-    match = _AGE.fullmatch(text.strip().lower())
-    if match is None:
-        raise ConfigError(f"--older-than is {text!r}", hint="Use a number and a unit: 30m, 12h, 7d, 2w.")
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 def _time(seconds: float) -> str:

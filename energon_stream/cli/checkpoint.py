@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from energon_stream.cli.options import json_option
+from energon_stream.cli.options import COUNT, json_option, option
 from energon_stream.cli.state_files import StateFile, check_dealable, like, read_states, write
 from energon_stream.cli.terminal import echo, echo_text, emit
 from energon_stream.errors import StateMismatchError
@@ -90,7 +90,7 @@ def _together(files: list[StateFile]) -> str:
 @checkpoint.command()
 @_FILES
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--new-world-size", type=int, prompt="New number of ranks", help="Number of ranks to deal to.")
+@option("--new-world-size", type=COUNT, prompt="New number of ranks")
 @json_option
 def redist(files: tuple[Path, ...], out: Path, new_world_size: int) -> None:
     """Deal the states of all ranks in FILES to another number of ranks, into the folder OUT.

@@ -13,6 +13,7 @@ from energon_stream.cli.options import (
     flag,
     json_option,
     new_dataset_options,
+    option,
     show_size,
     source_storage_option,
     written_shards_options,
@@ -39,53 +40,20 @@ _SHOWN = 60  # characters of a text in a preview
 @click.command()
 @click.argument("source")
 @click.argument("destination")
-@click.option(
-    "--from", "kind", type=click.Choice([*KINDS]), help="Format of the source. [default: found out]"
-)
-@click.option(
-    "--map",
-    "columns",
-    multiple=True,
-    metavar="COLUMN=PART",
-    help="Part of a column, such as image=jpg, image.bytes=jpg, width,height=json or '{title}: {text}=txt'; "
-    "other columns are left out. Repeatable. [default: by type and name]",
-)
-@click.option(
-    "--file",
-    "files",
-    multiple=True,
-    metavar="COLUMN",
-    help="Column that is the path of a file, relative to the table; the part is the file. Repeatable.",
-)
-@click.option(
-    "--files-root", metavar="PATH", help="Folder of such files. [default: the table's, or the source's]"
-)
-@click.option(
-    "--key",
-    metavar="COLUMN",
-    help="Column of the sample's key, or a template such as '{folder}/{name:stem}'. [default: the row's number]",
-)
-@click.option("--source-split", "split", metavar="NAME", help="Split of the source, if it has several.")
-@click.option(
-    "--source-config", "config", metavar="NAME", help="Configuration of the source, if it has several."
-)
-@click.option(
-    "--classes/--no-classes",
-    default=None,
-    help="Whether the folders of a plain folder are classes. [default: if each sample is one file in one folder]",
-)
-@click.option(
-    "--shuffle/--no-shuffle",
-    default=True,
-    help="Shuffle the samples, the same way each time; or keep the order of the source. [default: shuffle]",
-)
-@flag("--trust", help="Load pickles of the source, which can run any code.")
+@option("--from", "kind", type=click.Choice([*KINDS]))
+@option("--map", "columns", multiple=True, metavar="COLUMN=PART")
+@option("--file", "files", multiple=True, metavar="COLUMN")
+@option("--files-root", metavar="PATH")
+@option("--key", metavar="COLUMN")
+@option("--source-split", "split", metavar="NAME")
+@option("--source-config", "config", metavar="NAME")
+@option("--classes/--no-classes", default=None)
+@option("--shuffle/--no-shuffle", default=True)
+@flag("--trust")
 @written_shards_options
-@flag("--dry-run", help="Show the first samples as they would be written; write nothing.")
+@flag("--dry-run")
 @json_option
-@engine_options(
-    "--num-workers", "Processes of this machine; 0 for none but this. [default: one a CPU]", least=0
-)
+@engine_options()
 @source_storage_option
 @new_dataset_options
 def convert(
@@ -125,7 +93,7 @@ def convert(
         writing["dataset_yaml"] = document
     elif field_map is not None:
         raise ConfigError("--field-map needs --sample-type", hint="Give both, or neither.")
-    options |= {"source_storage_options": source_storage_options, "engine": engine, "share": part}
+    options |= {"source_storage_options": source_storage_options, "engine": engine, "part": part}
     with Progress(unit="part", enabled=progress) as shown:
         report = convert_dataset(source, destination, progress=shown.reach, **writing, **options)
     if report is None:

@@ -9,11 +9,16 @@ from typing import Any
 import click
 
 from energon_stream.cli.options import (
+    COUNT,
     dataset_arguments,
     flag,
     json_option,
+    option,
     parallel_engine_options,
     progress_option,
+    seed_option,
+    shard_size_options,
+    share_option,
     storage_option,
 )
 from energon_stream.cli.terminal import echo, echo_text, emit
@@ -23,19 +28,13 @@ from energon_stream.tools.curation.compute_costs import compute_costs
 from energon_stream.tools.curation.derive import merge_datasets, sample_dataset, split_dataset
 from energon_stream.tools.curation.diff import DatasetDiff, diff_datasets
 
-_seed = click.option("--seed", default=0, help="Which samples are drawn.")
-_max_size = click.option(
-    "--max-size", type=click.IntRange(min=1), default=1_000_000_000, help="Bytes of a new tar."
-)
-_max_count = click.option("--max-count", type=click.IntRange(min=1), help="Samples of a new tar.")
-
 
 @click.command()
 @click.argument("first")
 @click.argument("second")
 @storage_option
 @progress_option
-@click.option("--content/--no-content", default=True, help="Compare bytes, not only names and sizes.")
+@option("--content/--no-content", default=True)
 @json_option
 @parallel_engine_options
 def diff(first: str, second: str, progress: bool | None, **options: Any) -> None:
@@ -92,12 +91,11 @@ def merge(sources: tuple[str, ...], target: str, progress: bool | None, **option
 @click.command()
 @dataset_arguments
 @click.argument("targets", nargs=-1, required=True, metavar="NAME=TARGET…")
-@click.option("--ratio", metavar="NAME=SHARE,…", help="Shares, such as train=9,val=1.")
-@click.option("--keys", multiple=True, metavar="NAME=FILE", help="File with a sample key a line. Repeatable.")
-@click.option("--rest", metavar="NAME", help="Takes the samples that no --keys names.")
-@_seed
-@_max_size
-@_max_count
+@option("--ratio", metavar="NAME=SHARE,…")
+@option("--keys", multiple=True, metavar="NAME=FILE")
+@option("--rest", metavar="NAME")
+@seed_option
+@shard_size_options
 def split(
     path: str,
     targets: tuple[str, ...],
@@ -125,14 +123,11 @@ def split(
 @click.command()
 @dataset_arguments
 @click.argument("target")
-@click.option("--count", type=click.IntRange(min=1), help="Number of samples, drawn at random.")
-@click.option(
-    "--share", type=click.FloatRange(0, 1, min_open=True), help="Share of the samples, such as 0.01."
-)
-@click.option("--keys", metavar="FILE", help="File with a sample key a line.")
-@_seed
-@_max_size
-@_max_count
+@option("--count", type=COUNT)
+@share_option()
+@option("--keys", metavar="FILE")
+@seed_option
+@shard_size_options
 def sample(path: str, target: str, keys: str | None, **options: Any) -> None:
     """Make a small dataset, TARGET, of some samples of a large one. Only their bytes are fetched."""
     wanted = None if keys is None else _lines(keys)
@@ -143,21 +138,12 @@ def sample(path: str, target: str, keys: str | None, **options: Any) -> None:
 
 @click.command()
 @dataset_arguments
-@click.option("--name", required=True, help="Name of the costs, such as tokens.")
-@click.option(
-    "--function", metavar="MODULE:FUNCTION", help="Gets a sample's parts as bytes, returns its cost."
-)
-@click.option(
-    "--from-media",
-    "media",
-    metavar="FORMULA",
-    help="Take costs from fields of the media in the index, such as 'width * height / 196'.",
-)
-@click.option("--table", metavar="FILE", help="Take costs from a Parquet file with a row a sample.")
-@click.option(
-    "--column", help="Column of the file, by default NAME; without --table, of the tables beside the index."
-)
-@flag("--force", help="Read all shards again, also those that have costs.")
+@option("--name", required=True)
+@option("--function", metavar="MODULE:FUNCTION")
+@option("--from-media", "media", metavar="FORMULA")
+@option("--table", metavar="FILE")
+@option("--column")
+@flag("--force")
 @progress_option
 @parallel_engine_options
 def cost(path: str, name: str, progress: bool | None, **options: Any) -> None:

@@ -60,12 +60,10 @@ def sample_types() -> list[str]:
 
 def find_sample_type(name: str) -> str:
     """Return the sample type, or ``CrudeWebdataset``, for a name. ``…Webdataset`` is the older spelling."""
-    known = {**_TYPES, CRUDE: None}
+    known = {**_TYPES, "CrudeSample": None}
     for candidate in (name, name.removesuffix("Webdataset") + "Sample"):
         if candidate in known:
-            return candidate
-    if name in ("Crude", "CrudeSample"):
-        return CRUDE
+            return CRUDE if candidate == "CrudeSample" else candidate
     raise ConfigError(f"no sample type {name!r}", hint=nearest(name, known))
 
 
@@ -155,7 +153,7 @@ class Wizard:
         types = sample_types()
         for number, name in enumerate(types):
             click.echo(f"{number}. {name}")
-        click.echo(f"{len(types)}. {CRUDE} (plain dict for cooking)")
+        click.echo(f"{len(types)}. CrudeSample (plain dict for cooking)")
         while True:
             answer = self._ask("Dataset class, by number or name")
             try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon_stream.cli.options import flag, json_option
+from energon_stream.cli.options import flag, json_option, option
 from energon_stream.cli.terminal import echo, emit
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("folder")
-@flag("--serve", help="Serve it as s3://data on this machine, until Ctrl-C.")
-@click.option("--port", default=9123, help="Port for --serve; 0 takes a free one.")
-@click.option("--like", multiple=True, help="Only a small copy of this public dataset; repeatable.")
+@flag("--serve")
+@option("--port", default=9123)
+@option("--like", multiple=True)
 @json_option
 def demo_data(folder: str, serve: bool, port: int, like: tuple[str, ...]) -> None:
     """Write the small datasets that the documents use into FOLDER, in seconds.

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cli.options import Command, cache_option, dataset_arguments, find_cache, picture_option
+from energon_stream.cli.options import (
+    COUNT,
+    NUMBER,
+    SIZE,
+    TIME,
+    cache_option,
+    dataset_arguments,
+    file_option,
+    find_cache,
+    option,
+    picture_option,
+    several,
+)
 from energon_stream.cli.terminal import echo, emit, wants_json
 from energon_stream.cli.training_arguments import order_options, require_batch_size
-from energon_stream.tools.doctor import BenchRun, Diagnosis, diagnose
-from energon_stream.tools.doctor import bench as measure
-from energon_stream.tools.doctor.measure import page, save_picture
+
+if TYPE_CHECKING:
+    from energon_stream.tools.doctor import BenchRun, Diagnosis
 
 
 @click.command()
 @dataset_arguments
 @cache_option
-@click.option("--seconds", default=2.0, help="Time of each of the four measurements of speed.")
+@option("--seconds", type=TIME, default=2.0)
 def doctor(path: str, storage_options: dict[str, Any] | None, cache_dir: str | None, seconds: float) -> None:
     """Find out whether a dataset can be read, how fast, and with which settings.
 
@@ -27,6 +39,8 @@ def doctor(path: str, storage_options: dict[str, Any] | None, cache_dir: str | N
     disk, and limits of this machine. Nothing is written to the store. Exits with status 1 if training cannot
     work.
     """
+    from energon_stream.tools.doctor import diagnose
+
     found = diagnose(
         path,
         storage_options=storage_options,
@@ -52,31 +66,20 @@ def _show(found: Diagnosis) -> None:
     echo(found.verdict)
 
 
-def _numbers_option(flag: str, default: str | None, metavar: str, text: str) -> Command:
-    def parse(ctx: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:
-        try:
-            return None if value is None else [int(number) for number in value.split(",")]
-        except ValueError:
-            raise click.BadParameter(f"{value!r} is no list of numbers, such as 1,2,4") from None
-
-    return click.option(flag, callback=parse, default=default, metavar=metavar, help=text)
-
-
 @click.command()
-@dataset_arguments
 @order_options
-@click.option("--seconds", default=60.0, help="Time of all runs together.")
-@_numbers_option("--workers", None, "N,…", "Workers to try. [default: 0,1,2,4,… processors]")
-@_numbers_option("--in-flight", "16,64,128", "N,…", "Requests of a process at one time to try.")
-@_numbers_option("--request-mib", "1,6,16", "MIB,…", "Largest requests to try, in MiB.")
-@click.option("--html", type=click.Path(dir_okay=False, writable=True), help="Write a report to this file.")
-@picture_option("Draw the runs.")
+@option("--seconds", type=TIME, default=60.0)
+@option("--num-workers", type=several(NUMBER))
+@option("--max-in-flight", type=several(COUNT), default="16,64,128")
+@option("--max-request", type=several(SIZE), default="1MiB,6MiB,16MiB")
+@file_option("--html")
+@picture_option
 def bench(
     path: str,
     batch_size: int | None,
-    workers: list[int] | None,
-    in_flight: list[int],
-    request_mib: list[int],
+    num_workers: list[int] | None,
+    max_in_flight: list[int],
+    max_request: list[int],
     html: str | None,
     picture: str | None,
     **options: Any,
@@ -86,12 +89,15 @@ def bench(
     Reads as training with these options does, without a cache, and decodes samples. Each setting is changed
     in turn: workers, requests at one time, size of requests.
     """
+    from energon_stream.tools.doctor import bench as measure
+    from energon_stream.tools.doctor.measure import page, save_picture
+
     found = measure(
         path,
         batch_size=require_batch_size(batch_size, "batches are measured"),
-        num_workers=workers,
-        max_in_flight=in_flight,
-        max_request=[size << 20 for size in request_mib],
+        num_workers=num_workers,
+        max_in_flight=max_in_flight,
+        max_request=max_request,
         on_run=None if wants_json() else _show_run,
         **options,
     )

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cli.options import flag, json_option, storage_option
+from energon_stream.cli.options import NUMBER, flag, json_option, option, storage_option
 from energon_stream.cli.terminal import echo, emit
-from energon_stream.lineage.run import open_run
 
 if TYPE_CHECKING:
     from energon_stream.lineage.answers import Occurrence, RankStep
@@ -18,14 +17,16 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run")
 @storage_option
-@click.option("--sample", "key", required=True, metavar="KEY", help="Key, with or without its tar.")
-@click.option("--until", type=int, help="One past the last step. [default: the recorded steps]")
+@option("--sample", "key", required=True, metavar="KEY")
+@option("--until", type=NUMBER)
 @json_option
 def when(run: str, storage_options: dict[str, Any] | None, key: str, until: int | None) -> None:
     """Print the steps and ranks in which a sample was, or will be.
 
     RUN is the folder that the loader got as run=.
     """
+    from energon_stream.lineage.run import open_run
+
     found = open_run(run, storage_options=storage_options).when(key, until=until)
     emit({"steps": [each.as_dict() for each in found]}, lambda: _show_steps(key, found))
 
@@ -45,10 +46,10 @@ def _place(step: Occurrence | RankStep) -> str:
 @click.command()
 @click.argument("run")
 @storage_option
-@click.option("--step", required=True, type=int, help="Step, counted from 0 at the beginning of the run.")
-@click.option("--rank", type=int, help="Rank of the job. [default: all]")
-@click.option("--keys/--no-keys", default=True, help="Look up keys in the indices.")
-@flag("--show", help="Read the samples, and print them as preview does.")
+@option("--step", required=True, type=NUMBER)
+@option("--rank", type=NUMBER)
+@option("--look-up/--no-look-up", "keys", default=True)
+@flag("--show")
 @json_option
 def which(
     run: str, storage_options: dict[str, Any] | None, step: int, rank: int | None, keys: bool, show: bool
@@ -57,6 +58,8 @@ def which(
 
     RUN is the folder that the loader got as run=.
     """
+    from energon_stream.lineage.run import open_run
+
     found = open_run(run, storage_options=storage_options).which(step, rank=rank, keys=keys)
     document: dict[str, Any] = {"ranks": [each.as_dict() for each in found]}
     if show:

@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon_stream.cli.options import (
-    cluster_options,
     dataset_arguments,
     dataset_config_option,
-    find_engine,
     find_split_parts,
+    option,
+    parallel_engine_options,
     part_option,
     progress_option,
+    seed_option,
+    share_option,
     split_config_option,
     split_parts_option,
 )
 from energon_stream.cli.preview import make_samples
 from energon_stream.cli.terminal import echo, echo_text, emit, wants_json
 from energon_stream.conventions import conventions
+from energon_stream.engine.cluster import RayEngine
 from energon_stream.errors import ConfigError
 from energon_stream.index.bad_samples import BadList, write_bad_samples
 from energon_stream.index.dataset import dataset_kind
@@ -30,6 +33,7 @@ from energon_stream.temporary_folders import temporary_folder
 from energon_stream.tools.lint.check_dataset import lint_dataset
 
 if TYPE_CHECKING:
+    from energon_stream.engine.processes import LocalEngine
     from energon_stream.tools.lint.report import LintReport
 
 
@@ -39,29 +43,17 @@ if TYPE_CHECKING:
 @split_parts_option
 @dataset_config_option
 @split_config_option
-@click.option(
-    "--parallel", type=click.IntRange(min=1), default=1, help="Number of processes that check shards."
-)
-@click.option("--decode/--no-decode", default=True, help="Also decode all parts, and make all samples.")
-@click.option(
-    "--sample-rate",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=1.0,
-    help="Share of the samples that are looked at; only these are fetched.",
-)
-@click.option("--seed", default=0, help="Which samples --sample-rate takes.")
-@click.option(
-    "--bad", metavar="FILE", help="File or URL for the list of bad samples, which exclude= leaves out."
-)
+@option("--decode/--no-decode", default=True)
+@share_option(default=1.0)
+@seed_option
+@option("--bad", metavar="FILE")
 @part_option
-@cluster_options
+@parallel_engine_options
 def lint(
     path: str,
     progress: bool | None,
     split_parts: list[str] | None,
-    parallel: int,
-    engine: str,
-    ray_address: str | None,
+    engine: LocalEngine | RayEngine,
     bad: str | None,
     **options: Any,
 ) -> None:
@@ -71,19 +63,21 @@ def lint(
     of which only the samples are checked. Nothing that is wrong ends the check: all problems are listed. The
     exit status is 1 if there are any.
     """
-    workers, sample_rate = parallel if parallel > 1 else 0, options["sample_rate"]
-    chosen = find_engine(engine, ray_address, workers)
+    share = options["share"]
     if conventions() == "energon" and not wants_json():
         click.echo("Checking the index files...")
     if dataset_kind(path) in ("metadataset", "jsonl"):
-        if sample_rate < 1 or options["part"] is not None or engine != "local":
+        if share < 1 or options["part"] is not None or isinstance(engine, RayEngine):
             hint = "Check the datasets in it one by one."
             raise ConfigError("this option needs a folder of tars", where=path, hint=hint)
         shared = {name: options[name] for name in ("storage_options", "split_config", "dataset_config")}
         decoded = options["decode"]
         splits = find_split_parts(path, split_parts, options["storage_options"], None) if decoded else []
         found = BadList()
-        counts = {split: _check_samples(path, split, shared, workers, progress, found) for split in splits}
+        counts = {
+            split: _check_samples(path, split, shared, engine.processes or 0, progress, found)
+            for split in splits
+        }
         samples = found.samples
         clean = not any(count["failed"] for count in counts.values())
         emit({"clean": clean, "splits": counts})
@@ -93,12 +87,12 @@ def lint(
             report = lint_dataset(
                 path,
                 split_parts=split_parts,
-                engine=chosen,
+                engine=engine,
                 on_done=shown.reach,
                 on_problem=on_problem,
                 **options,
             )
-        emit(report.as_json(), lambda: _show(report, sample_rate))
+        emit(report.as_json(), lambda: _show(report, share))
         clean, samples = report.is_clean, report.bad_samples()
     if bad is not None:
         write_bad_samples(bad, samples, storage_options=options["storage_options"])
@@ -106,10 +100,10 @@ def lint(
         raise click.exceptions.Exit(1)
 
 
-def _show(report: LintReport, sample_rate: float) -> None:
+def _show(report: LintReport, share: float) -> None:
     verified = ", all samples compared with their checksums" if report.has_checksums else ""
-    if sample_rate < 1:
-        verified = f", {sample_rate:.3%} of the samples looked at"
+    if share < 1:
+        verified = f", {share:.3%} of the samples looked at"
     click.echo(
         f"{report.samples} samples in {report.shards} shards, {report.bad_shards} shards with errors{verified}"
     )

@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
+from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
+from importlib import metadata
 from typing import Any, NoReturn
 
 import click
@@ -14,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 from energon_stream import conventions
 from energon_stream.cli.terminal import printable_messages
+from energon_stream.cli.words import WORDS, in_words, with_names_of_energon
 from energon_stream.errors import EnergonStreamError
 from energon_stream.printable import as_sentence, printable
 from energon_stream.system_errors import remedy
@@ -21,74 +25,7 @@ from energon_stream.system_errors import remedy
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C or SIGTERM has ended."""
 
-_OF_ENERGON = {
-    "analyze-debug": "Picture the order of samples in debug logs.",
-    "checkpoint": "Inspect saved states; deal them to other ranks.",
-    "info": "Show what a dataset contains.",
-    "lint": "Check tars, indices and samples.",
-    "mount": "Show a dataset as a folder of files.",
-    "prepare": "Index a folder of tars.",
-    "prepare-media": "Index the size of images.",
-    "preview": "Print samples, one after another.",
-}
-"""Help texts of Megatron-Energon's commands, so that ``--help`` imports none of them."""
-
-_ALL = _OF_ENERGON | {
-    "bench": "Measure how fast training reads its data, with several settings.",
-    "browse": "Show a dataset in a web browser.",
-    "cache": "Inspect, verify and clear a node's cache.",
-    "completion": "Print a script that completes commands in bash, zsh or fish.",
-    "convert": "Write MDS, LitData, Parquet, Hugging Face, CSV, JSONL or plain files as tars.",
-    "cost": "Write one number a sample, such as its tokens, for planned packing.",
-    "demo-data": "Write the small datasets that the documents use, and serve them as S3.",
-    "diff": "Compare two datasets.",
-    "doctor": "Find out whether a dataset can be read, how fast, and with which settings.",
-    "explain": "Show the requests of training steps, and why each is made.",
-    "merge": "Join datasets to a new one.",
-    "plan": "Show what the first steps of training read and cost, and how well they shuffle.",
-    "prewarm": "Fill a node's cache before training.",
-    "repair": "Write odd or damaged tars anew as a sound dataset.",
-    "sample": "Make a small dataset of a large one.",
-    "split": "Divide a dataset.",
-    "table": "Add, list and remove the tables of views.",
-    "top": "Show the loaders of a job as they work.",
-    "when": "Show in which steps of a run a sample was.",
-    "which": "Show which samples were in a step of a run.",
-    "simulate": "Predict the speed of training from a store.",
-}
-
-_MODULES = {
-    **dict.fromkeys(("cost", "diff", "merge", "sample", "split"), "curation"),
-    **dict.fromkeys(("explain", "plan"), "simulate"),
-    **dict.fromkeys(("when", "which"), "lineage"),
-    "bench": "doctor",
-}
-"""Modules of commands that have none of their own."""
-
-_FLAGS = {
-    "cache": "--cache-dir",
-    "allow_slow": "--allow-slow",
-    "columns": "--map",
-    "files": "--file",
-    "kind": "--from",
-    "force": "--force-overwrite",
-    "media_filter": "--media-metadata-by-…",
-    "split_patterns": "--split-parts",
-    "workers": "--num-workers",
-}
-"""Flags that are named otherwise than the argument of the function that they are passed to."""
-
-_GO_ON = {
-    "convert": "Run the command again: complete tars stay, and it goes on after them.",
-    "prepare": "The dataset is as it was. Run the command again: it goes on, and reads no tar twice.",
-    "prepare-media": "Run the command again: it begins with the first file.",
-    "merge": "Run the command again: it goes on with the next shard.",
-    "prewarm": "Run the command again: it keeps what it has fetched and goes on.",
-    "repair": "Run the command again: it goes on after the last complete shard.",
-    "sample": "Run the command again: it goes on after the last complete shard.",
-    "split": "Run the command again: it goes on after the last complete shard.",
-}
-"""Advice after an interruption, for commands that change something."""
+_ALL = frozenset(name for commands in WORDS["sections"].values() for name in commands)
 
 
 class _Terminated(KeyboardInterrupt):
@@ -103,9 +40,12 @@ def terminate(number: int, frame: Any) -> NoReturn:
 class _Group(click.Group):
     """Shows the library's errors as one line, in terms of flags. Any other exception keeps its traceback."""
 
-    def __init__(self, *args: Any, table: Mapping[str, str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, names: Collection[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.table: dict[str, str] = dict(sorted(table.items()))  # help texts by command
+        shown = ((section, each.items()) for section, each in WORDS["sections"].items())
+        found = {section: {name: text for name, text in each if name in names} for section, each in shown}
+        self.sections = {section: each for section, each in found.items() if each}
+        self.table = {name: text for each in self.sections.values() for name, text in each.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.table)
@@ -113,10 +53,24 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.table:
             return None
-        name = _MODULES.get(cmd_name, cmd_name.partition("-")[0])
+        name = WORDS["modules"].get(cmd_name, cmd_name.partition("-")[0])
         module = importlib.import_module(f"energon_stream.cli.{name}")
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
-        return command
+        return with_names_of_energon(cmd_name, command) if self.name == "energon" else command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or suggest one; give it its arguments in its own words."""
+        typed = args[0]
+        if typed not in self.table and typed[:1] != "-" and not ctx.resilient_parsing:
+            near = get_close_matches(typed.lower()[:80], self.table)
+            near.sort(key=lambda name: name[0] != typed[0].lower())
+            hint = f"Did you mean {' or '.join(near)}?" if near else "--help lists the commands."
+            hint = "It is a command of energon-stream." if typed in _ALL else hint
+            raise click.UsageError(f"No such command {typed!r}. {hint}", ctx)
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command, in_words(name or "", rest, quiet=ctx.resilient_parsing)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete names of commands without importing any."""
@@ -125,8 +79,19 @@ class _Group(click.Group):
         return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self.table.items()))
+        wide = max(map(len, self.table))
+        for section, commands in self.sections.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(wide), text) for name, text in commands.items()])
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help_text(ctx, formatter)
+        with suppress(metadata.PackageNotFoundError):  # the one place of the address is pyproject.toml
+            urls = metadata.metadata("energon-stream").get_all("Project-URL", [])
+            (docs,) = (url.partition(", ")[2] for url in urls if url.startswith("Documentation,"))
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(f"Documentation: {docs}")
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -150,8 +115,8 @@ class _Group(click.Group):
             ctx.exit(1)
         except KeyboardInterrupt as signal:
             click.echo("\nTerminated." if isinstance(signal, _Terminated) else "\nInterrupted.", err=True)
-            if ctx.invoked_subcommand in _GO_ON:
-                click.echo(_GO_ON[ctx.invoked_subcommand], err=True)
+            if ctx.invoked_subcommand in WORDS["go_on"]:
+                click.echo(WORDS["go_on"][ctx.invoked_subcommand], err=True)
             ctx.exit(INTERRUPTED)
 
 
@@ -160,7 +125,7 @@ def _flags_of(group: click.Group, ctx: click.Context) -> dict[str, str]:
     command = group.get_command(ctx, ctx.invoked_subcommand or "")
     commands = [command, *getattr(command, "commands", {}).values()]
     options = [option for each in commands if each is not None for option in each.params]
-    return {o.name: o.opts[0] for o in options if isinstance(o, click.Option) and o.name} | _FLAGS
+    return {o.name: o.opts[0] for o in options if isinstance(o, click.Option) and o.name} | WORDS["flags"]
 
 
 def in_flags(text: str, flags: dict[str, str]) -> str:
@@ -176,13 +141,18 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 _version_option = partial(click.version_option, None, "-V", "--version", package_name="energon-stream")
 
 
-@click.group(cls=_Group, table=_ALL, context_settings=_SETTINGS)
+@click.group(cls=_Group, names=_ALL, context_settings=_SETTINGS)
 @_version_option(message="%(package)s %(version)s")
 def main() -> None:
-    """Prepare and inspect datasets in folders or on object storage."""
+    """Start: convert → browse → train → top.
+
+    Makes, shows and reshapes datasets in folders or on object storage; plans and follows training with them.
+    """
 
 
-@click.group(cls=_Group, table=_OF_ENERGON, context_settings=_SETTINGS, invoke_without_command=True)
+@click.group(
+    cls=_Group, names=WORDS["groups"]["energon"], context_settings=_SETTINGS, invoke_without_command=True
+)
 @_version_option(message="%(package)s %(version)s, with the commands of megatron-energon 7.4.1")
 @click.pass_context
 def energon(ctx: click.Context) -> None:

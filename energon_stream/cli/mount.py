@@ -29,13 +29,9 @@ _log = logging.getLogger(__name__)
 @click.command()
 @dataset_arguments
 @click.argument("mountpoint", type=click.Path(file_okay=False))
-@flag("-d", "--detach", help="Go on in the background when the folder is mounted.")
-@flag("-s", "--sample-folders", help="Show a folder for each sample: key/part.")
-@flag(
-    "-w",
-    "--allow-slow",
-    help="Accept an index of an older version, and read the headers of each sample instead.",
-)
+@flag("-d", "--detach")
+@flag("-s", "--sample-folders")
+@flag("-w", "--allow-slow")
 def mount(
     path: str,
     mountpoint: str,

@@ -13,15 +13,15 @@ import click
 from click.shell_completion import CompletionItem
 
 from energon_stream.cache import CacheConfig
-from energon_stream.cache.config import parse_size
 from energon_stream.cli.terminal import note_json
+from energon_stream.cli.words import text_of
 from energon_stream.engine.cluster import RayEngine
 from energon_stream.engine.processes import LocalEngine
 from energon_stream.engine.tasks import Part
 from energon_stream.errors import ConfigError
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
-from energon_stream.tools.plots import picture_file
+from energon_stream.quantities import parse_count, parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from energon_stream.engine.tasks import TaskEngine
@@ -52,29 +52,54 @@ def option_group(*options: Callable[[Command], Command], **values: Callable[...,
     return decorate
 
 
-flag = partial(click.option, is_flag=True)
+class Quantity(click.ParamType):  # type: ignore[type-arg] # before click 8.2 it takes none
+    """A number as people write it: a size, a count or a time; or several."""
 
-path_argument = click.argument(
-    "path", shell_complete=lambda ctx, option, value: [CompletionItem(value, type="file")]
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; click shows why a text is none."""
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ConfigError as error:
+            self.fail(f"{value!r:.80} is not a {self.name}. {error.hint}", param, ctx)
+
+
+def several(each: Quantity) -> Quantity:
+    """Return the type of such numbers, separated by commas."""
+    return Quantity(f"{each.name},…", lambda text: [each.convert(one, None, None) for one in text.split(",")])
+
+
+SIZE = Quantity("size", parse_size)
+COUNT, NUMBER = Quantity("count", partial(parse_count, least=1)), Quantity("number", parse_count)
+TIME, TIME_WITH_UNIT = Quantity("time", parse_seconds), Quantity("time", partial(parse_seconds, bare=False))
+
+
+def option(*names: str, **more: Any) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option, with the text that ``words.toml`` has."""
+    word = next(name for name in names if name.startswith("--"))
+
+    def decorate(command: Command) -> Command:
+        text = text_of(word.partition("/")[0], command.__name__.replace("_", "-"))
+        return click.option(*names, help=text, **more)(command)
+
+    return decorate
+
+
+flag = partial(option, is_flag=True)
+file_option = partial(option, type=click.Path(dir_okay=False, writable=True), metavar="FILE")
+share_option = partial(option, "--share", type=click.FloatRange(0, 1, min_open=True))
+seed_option = option("--seed", default=0)
+
+_path = partial(
+    click.argument, "path", shell_complete=lambda ctx, option, value: [CompletionItem(value, type="file")]
 )
+path_argument, optional_path = _path(), _path(required=False)
 
 
-def json_flag(text: str) -> Callable[[Command], Command]:
-    """Return the option ``--json``, whose value :func:`wants_json` returns."""
-    return flag("--json", expose_value=False, callback=note_json, help=text)
-
-
-json_option = json_flag("Print one JSON document.")
-
-
-def picture_option(text: str) -> Command:
-    """Return the option ``--picture``, which was ``--png`` once."""
-    kind = click.Path(dir_okay=False, writable=True)
-    about = f"{text} FILE ends in .svg or .png; .svg suits light and dark pages."
-    check = parsed(picture_file)
-    return click.option(
-        "--picture", "--png", "picture", type=kind, callback=check, metavar="FILE", help=about
-    )
+json_option = flag("--json", expose_value=False, callback=note_json)
+"""``--json``, whose value :func:`wants_json` returns."""
 
 
 def _parse(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, Any] | None:
@@ -90,38 +115,33 @@ def _parse(ctx: click.Context, option: click.Parameter, values: tuple[str, ...])
     return options or None
 
 
-def _storage_option(name: str, text: str) -> Callable[[Command], Command]:
-    dest = f"{name.replace('-', '_')}s"
-    return click.option(
-        f"--{name}", dest, multiple=True, callback=_parse, metavar="KEY=VALUE", help=f"{text} Repeatable."
-    )
-
-
 def parsed(parse: Callable[[str], Any]) -> Callable[..., Any]:
     """Return a callback that parses the value of an option, if there is one."""
     return lambda ctx, option, value: None if value is None else parse(value)
 
 
-storage_option = _storage_option(
-    "storage-option", "Option of the file system, such as endpoint_url=http://…; JSON values are parsed."
-)
-source_storage_option = _storage_option(
-    "source-storage-option", "The same for the file system of the source."
-)
+def _picture(name: str) -> Any:
+    from energon_stream.tools.plots import picture_file
 
+    return picture_file(name)
+
+
+picture_option = file_option("--picture", callback=parsed(_picture))
+
+
+_storage_option = partial(option, multiple=True, callback=_parse, metavar="KEY=VALUE")
+storage_option = _storage_option("--storage-option", "storage_options")
+source_storage_option = _storage_option("--source-storage-option", "source_storage_options")
 dataset_arguments = option_group(path_argument, storage_option, json_option)
 
-split_config_option = click.option("--split-config", default=SPLIT_CONFIG, help="File of the split parts.")
+split_config_option = option("--split-config", default=SPLIT_CONFIG)
+dataset_config_option = option("--dataset-config", default=DATASET_CONFIG)
 
-dataset_config_option = click.option(
-    "--dataset-config", default=DATASET_CONFIG, help="File of the sample type."
-)
-
-split_parts_option = click.option(
-    "--split-parts",
+split_parts_option = option(
+    "--split-part",
+    "split_parts",
     metavar="NAME,…",
     callback=parsed(lambda text: [name.strip() for name in text.split(",")]),
-    help="Split parts, or splits of a metadataset. [default: all that have samples]",
 )
 
 
@@ -145,31 +165,12 @@ def find_split_parts(
     return ["train"]
 
 
-progress_option = click.option(
-    "--progress/--no-progress",
-    default=None,
-    help="Show progress: a bar on a terminal, a line a minute elsewhere. [default: not in a pipe]",
-)
-
-part_option = click.option(
-    "--part",
-    metavar="NUMBER/PARTS",
-    callback=parsed(Part.parse),
-    help="Work on a share of the shards only, such as 0/8, for array jobs.",
-)
+progress_option = option("--progress/--no-progress", default=None)
+part_option = option("--part", metavar="NUMBER/PARTS", callback=parsed(Part.parse))
 
 cluster_options = option_group(
-    click.option(
-        "--engine",
-        type=click.Choice(["local", "ray"]),
-        default="local",
-        help="Where shards are worked on: processes of this machine, or a Ray cluster.",
-    ),
-    click.option(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="Existing Ray cluster, such as 10.0.0.1:6379 or auto. [default: of RAY_ADDRESS, else a new one]",
-    ),
+    option("--engine", type=click.Choice(["local", "ray"]), default="local"),
+    option("--ray-address", metavar="ADDRESS"),
 )
 """The options that choose an engine. Give their values to :func:`find_engine`."""
 
@@ -192,28 +193,19 @@ def find_chosen_engine(engine: str, ray_address: str | None, processes: int | No
     return None if processes is None and engine == "local" else used
 
 
-def engine_options(
-    flag: str, text: str, *, least: int = 1, find: Callable[..., TaskEngine | None] = find_engine
-) -> Command:
-    """Return the option of a number of processes, and those of an engine. The command gets ``engine``."""
-    processes = click.option(flag, "processes", type=click.IntRange(min=least), help=text)
-    return option_group(processes, cluster_options, engine=find)
+def engine_options(find: Callable[..., Any] = find_engine) -> Command:
+    """Return ``--processes`` and the options of an engine. The command gets what ``find`` makes of them."""
+    return option_group(option("--processes", type=NUMBER), cluster_options, engine=find)
 
 
-parallel_engine_options = option_group(
-    click.option("--parallel", type=click.IntRange(min=1), default=1, help="Number of processes."),
-    cluster_options,
-    engine=lambda engine, ray_address, parallel: find_engine(
-        engine, ray_address, parallel if parallel > 1 else 0
-    ),
+parallel_engine_options = engine_options(
+    lambda engine, ray_address, processes: find_engine(
+        engine, ray_address, 0 if processes in (None, 1) else processes
+    )
 )
-"""``--parallel`` and the options of an engine. The command gets the engine, as ``engine``."""
+"""The options of an engine, this process alone if the user gives none."""
 
-tmp_path_option = click.option(
-    "--tmp-path",
-    metavar="DIRECTORY",
-    help="Local directory in which files are built before they are uploaded. [default: the system's]",
-)
+tmp_path_option = option("--tmp-path", metavar="DIRECTORY")
 
 
 def parse_ratio(text: str) -> tuple[float, float, float]:
@@ -228,33 +220,24 @@ def parse_ratio(text: str) -> tuple[float, float, float]:
 
 
 new_split_options = option_group(
-    click.option(
+    option(
         "--split-ratio",
         metavar="TRAIN,VAL,TEST",
         callback=lambda ctx, option, value: parse_ratio(value) if value else None,
-        help="Shares of the samples (prepare, repair: of the tars) in each split part, for example 8,1,1.",
     ),
-    click.option(
-        "--split-parts",
+    option(
+        "--split-pattern",
         "split_patterns",
         multiple=True,
         metavar="NAME:PATTERN",
         callback=lambda ctx, option, value: value or None,
-        help="Tars of a split part, by regular expression, glob or braces, instead of a ratio. Repeatable.",
     ),
 )
 
 new_dataset_options = option_group(
     new_split_options,
-    click.option(
-        "--sample-type",
-        help="Type of the samples, such as CaptioningSample. [default: prepare asks, convert finds one that fits]",
-    ),
-    click.option(
-        "--field-map",
-        metavar="JSON",
-        help="""Part for each field, such as '{"image": "jpg", "caption": "json[text]"}'.""",
-    ),
+    option("--sample-type"),
+    option("--field-map", metavar="JSON"),
     part_option,
     tmp_path_option,
     storage_option,
@@ -262,33 +245,36 @@ new_dataset_options = option_group(
 )
 """The options of the commands that make a dataset of tars."""
 
-written_shards_options = option_group(
-    click.option(
-        "--max-size",
-        default="1GB",
-        callback=lambda ctx, option, value: parse_size(value, "--max-size"),
-        help="Largest size of a tar.",
-    ),
-    click.option("--max-count", type=click.IntRange(min=1), help="Largest number of samples in a tar."),
-    click.option("--check/--no-check", default=True, help="Read the tars back, and compare."),
+shard_size_options = option_group(
+    option("--max-size", type=SIZE, default="1GB", show_default=True),
+    option("--max-count", type=COUNT),
 )
+
+written_shards_options = option_group(shard_size_options, option("--check/--no-check", default=True))
 """The options of the commands that write tars of another dataset."""
 
-cache_option = click.option(
-    "--cache-dir",
-    metavar="DIRECTORY",
-    help="Directory of the cache. [default: from ENERGON_STREAM_CACHE_DIR]",
+price_options = option_group(
+    option("--price-per-1000-get", type=float),
+    option("--price-per-gb", type=float),
+    prices=lambda price_per_1000_get, price_per_gb: {
+        name: price
+        for name, price in (("per_1000_get", price_per_1000_get), ("per_gb", price_per_gb))
+        if price is not None
+    },
 )
+"""The prices of a store. The command gets those that the user gives, by name, as ``prices``."""
+
+cache_option = option("--cache-dir", metavar="DIRECTORY")
 
 
-def find_cache(directory: str | None, size: str | None = None) -> CacheConfig | None:
+def find_cache(directory: str | None, size: int | None = None) -> CacheConfig | None:
     """Return the cache of the options, which go before the environment; None if neither names one."""
     given = {"ENERGON_STREAM_CACHE_DIR": directory, "ENERGON_STREAM_CACHE_SIZE": size}
-    environment = {**os.environ, **{name: value for name, value in given.items() if value is not None}}
+    environment = {**os.environ, **{name: str(value) for name, value in given.items() if value is not None}}
     return CacheConfig.from_environment(environment)
 
 
-def require_cache(directory: str | None, size: str | None = None) -> CacheConfig:
+def require_cache(directory: str | None, size: int | None = None) -> CacheConfig:
     """Return the cache that :func:`find_cache` finds, which is an error if it finds none."""
     config = find_cache(directory, size)
     if config is None:

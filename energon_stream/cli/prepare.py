@@ -12,14 +12,17 @@ from click.core import ParameterSource
 
 from energon_stream.cli.dataset_yaml_wizard import SAMPLE_LOADER, Wizard, chosen_dataset_yaml, sample_fields
 from energon_stream.cli.options import (
-    cluster_options,
+    COUNT,
+    SIZE,
     dataset_arguments,
+    dataset_config_option,
     engine_options,
     find_chosen_engine,
     find_engine,
     flag,
-    json_flag,
+    json_option,
     new_dataset_options,
+    option,
     option_group,
     path_argument,
     progress_option,
@@ -29,7 +32,7 @@ from energon_stream.cli.terminal import echo, emit, wants_json
 from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError, CorruptTarError
 from energon_stream.index.dataset import dataset_kind
-from energon_stream.index.info_files import DATASET_CONFIG, INFO_JSON, INFO_YAML, META_FOLDER
+from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.index.plain import find_shards
 from energon_stream.prepare.media_headers import MediaFilter
@@ -61,60 +64,48 @@ def _media_filter(
     return MediaFilter("EXTENSION") if media_metadata_by_extension else None
 
 
+def _find_engine(engine: str, ray_address: str | None, processes: int | None) -> TaskEngine | None:
+    """Return the engine; None for threads of this process, unless one is given."""
+    source = click.get_current_context().get_parameter_source("engine")
+    chosen = find_chosen_engine(engine, ray_address, processes)
+    return chosen if source == ParameterSource.DEFAULT else chosen or find_engine(engine, ray_address, None)
+
+
 _media_options = option_group(
-    flag("--media-metadata-by-extension", help="Index the size of all files with an image's extension."),
-    flag("--media-metadata-by-header", help="Index the size of all files that begin like an image."),
-    click.option(
-        "--media-metadata-by-glob",
-        metavar="PATTERN,…",
-        help="Index the size of images with matching names: samplekey.part, or paths in a plain folder.",
-    ),
+    flag("--media-metadata-by-extension"),
+    flag("--media-metadata-by-header"),
+    option("--media-metadata-by-glob", metavar="PATTERN,…"),
     media_filter=_media_filter,
 )
 """The options that select media files. The command gets ``media_filter``, None without any of them."""
 
 
+_threads_option = option("--threads", "workers", type=COUNT, default=16)
+
+
 @click.command()
 @path_argument
 @new_dataset_options
-@click.option("--exclude", metavar="REGEX", help="Leave out tars with a match anywhere in their path.")
-@click.option("--num-workers", "workers", default=16, help="Number of tars that are read at once.")
-@flag("--tar-index-only", help="Write the .tar.idx files only.")
-@flag("--shuffle-tars", help="Shuffle the tars before they are split.")
+@option("--exclude", metavar="REGEX")
+@_threads_option
+@flag("--tar-index-only")
+@flag("--shuffle-tars")
 @_media_options
-@flag(
-    "--fix-duplicates", help="If tars share sample keys, write all tars anew, with names such as a.tar/x.jpg."
-)
-@flag("--checksums", help="Also read all bytes, and write a checksum for each sample.")
-@flag("--non-interactive", help="Ask nothing; a missing option is an error.")
-@flag("--force-overwrite", "force", help="Replace an existing preparation without asking.")
-@flag(
-    "--append",
-    help="Add the tars that the prepared dataset does not have; the split options are for them alone.",
-)
-@flag("--skip-bad", help="Leave out tars that cannot be used, and name them in the metadata.")
-@cluster_options
-@click.option(
-    "--max-gap",
-    type=int,
-    metavar="BYTES",
-    help="Largest payload that is read on a store rather than jumped over by one more request. [default: 256 KiB]",
-)
-@flag("--skip-dataset-yaml", help="Write no dataset.yaml.")
-@click.option(
-    "--dataset-yaml-name",
-    "dataset_config",
-    default=DATASET_CONFIG,
-    metavar="NAME",
-    help="Name of the file in .nv-meta that says what samples are.",
-)
-@json_flag("Print one JSON document; ask nothing.")
+@flag("--fix-duplicates")
+@flag("--checksums")
+@flag("--non-interactive")
+@flag("--force-overwrite", "force")
+@flag("--append")
+@flag("--skip-bad")
+@engine_options(_find_engine)
+@option("--max-gap", type=SIZE)
+@flag("--skip-dataset-yaml")
+@dataset_config_option
+@json_option
 def prepare(
     path: str,
     progress: bool | None,
     non_interactive: bool,
-    engine: str,
-    ray_address: str | None,
     skip_dataset_yaml: bool,
     sample_type: str | None,
     field_map: str | None,
@@ -135,7 +126,7 @@ def prepare(
         (_prepare_jsonl if kind == "jsonl" else _prepare_joins)(path, storage_options)
         return
     if options["split_patterns"] and options["split_ratio"]:
-        raise ConfigError("both --split-parts and --split-ratio are given", hint="Give one of them.")
+        raise ConfigError("both --split-pattern and --split-ratio are given", hint="Give one of them.")
     store = StoreSpec(path, storage_options).open()
     entries = find_shards(store, exclude=options["exclude"])
     echo(f"Found {len(entries)} tar files, from {entries[0].path} to {entries[-1].path}.", err=wants_json())
@@ -147,12 +138,11 @@ def prepare(
     document: dict[str, Any] | None = None
     if not tar_index_only:
         if options["split_ratio"] is None and options["split_patterns"] is None:
-            options["split_ratio"] = _required(wizard, "--split-ratio or --split-parts").ratio()
+            options["split_ratio"] = _required(wizard, "--split-ratio or --split-pattern").ratio()
         if not skip_dataset_yaml and (not append or sample_type is not None):
             document = _document(wizard, sample_type, field_map, _shown_parts(store, entries))
-    used = _find_engine(engine, ray_address, options["workers"])
     with Progress(len(entries), unit="tar", enabled=progress) as shown:
-        report = prepare_dataset(path, dataset_yaml=document, engine=used, progress=shown.reach, **options)
+        report = prepare_dataset(path, dataset_yaml=document, progress=shown.reach, **options)
     if part is not None:
         done = f"Scanned {report.num_samples} samples in part {part}. Run without --part to publish."
         emit({"part": part, "samples": report.num_samples}, lambda: click.echo(done))
@@ -165,12 +155,10 @@ def prepare(
 @click.command()
 @dataset_arguments
 @progress_option
-@click.option(
-    "--num-workers", "workers", default=16, help="Number of batches of files that are read at once."
-)
+@_threads_option
 @_media_options
 @tmp_path_option
-@engine_options("--parallel", "Read files in so many processes, not in threads.", find=find_chosen_engine)
+@engine_options(find_chosen_engine)
 def prepare_media(path: str, progress: bool | None, **options: Any) -> None:
     """Index the size of images, and the length of video and audio, of a prepared dataset or a folder.
 
@@ -219,14 +207,6 @@ def _show_joins(reports: Sequence[JoinReport]) -> None:
         missing = ", ".join(map(str, report.missing[1:]))
         echo(f"{report.url}: {report.rows} rows, {report.skipped} skipped, without a partner: {missing}")
     click.echo(f"Prepared {len(reports)} joins.")
-
-
-def _find_engine(engine: str, ray_address: str | None, workers: int) -> TaskEngine | None:
-    """Return the engine; None for threads of this process, unless one is given."""
-    source = click.get_current_context().get_parameter_source("engine")
-    if source == ParameterSource.DEFAULT and ray_address is None:
-        return None
-    return find_engine(engine, ray_address, workers)
 
 
 def _shown_parts(store: Store, entries: Sequence[ListEntry]) -> list[str]:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from energon_stream.cli.options import (
+    COUNT,
     dataset_arguments,
     dataset_config_option,
     find_split_parts,
+    option,
     split_parts_option,
 )
 from energon_stream.cli.terminal import echo, echo_text, emit, wants_json
@@ -34,16 +36,8 @@ _MOST = 10
 @dataset_arguments
 @split_parts_option
 @dataset_config_option
-@click.option(
-    "--pictures/--no-pictures",
-    default=None,
-    help="Draw images and frames, lay out JSON and texts. [default: on a terminal]",
-)
-@click.option(
-    "--count",
-    type=click.IntRange(min=1),
-    help="Print so many samples, and ask nothing. [default: ask; 10 with --json]",
-)
+@option("--pictures/--no-pictures", default=None)
+@option("--count", type=COUNT)
 def preview(
     path: str,
     storage_options: dict[str, Any] | None,

@@ -6,64 +6,55 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from energon_stream.cli.options import (
+    COUNT,
+    SIZE,
     cache_option,
-    dataset_arguments,
     engine_options,
     find_cache,
     find_chosen_engine,
     flag,
+    option,
+    price_options,
     progress_option,
     require_cache,
     show_size,
 )
+from energon_stream.cli.recorded_run import find_packing
 from energon_stream.cli.terminal import emit
-from energon_stream.cli.training_arguments import find_config, find_packing, packing_options, training_options
+from energon_stream.cli.training_arguments import find_config, packing_options, training_options
 from energon_stream.errors import ConfigError
-from energon_stream.prewarming import PrewarmResult
-from energon_stream.prewarming import prewarm as fill_cache
-from energon_stream.prewarming.results import PRICE_PER_1000_GET, PRICE_PER_GB
+
+if TYPE_CHECKING:
+    from energon_stream.prewarming import PrewarmResult
 
 
 @click.command()
-@dataset_arguments
-@progress_option
-@cache_option
-@click.option(
-    "--cache-size",
-    metavar="SIZE",
-    help="Bytes that the cache may use, such as 200GB. [default: all but 5 GB]",
-)
 @training_options
 @packing_options
-@click.option("--steps", type=int, help="Steps of each rank to warm; needs --batch-size.")
-@click.option("--epochs", type=int, help="Passes over the data to warm. [default: 1]")
-@click.option("--fraction", type=float, help="Share of a pass to warm, such as 0.3.")
-@click.option(
-    "--rank",
-    "ranks",
-    multiple=True,
-    metavar="RANK|FIRST-LAST",
-    help="Ranks of this node, such as 0-7. Repeatable. [default: 0]",
-)
-@click.option("--prefetch-factor", default=2, help="Batches that each worker holds ready.")
-@flag("--verify", help="Read everything back and compare hashes.")
-@engine_options("--processes", "Number of processes that warm ranks. [default: 1]", find=find_chosen_engine)
-@flag("--dry-run", help="Fetch no samples; show what would be fetched, and the cost.")
-@click.option("--price-per-1000-get", default=PRICE_PER_1000_GET, help="Dollars for 1,000 GET.")
-@click.option("--price-per-gb", default=PRICE_PER_GB, help="Dollars for 10⁹ bytes.")
+@progress_option
+@cache_option
+@option("--cache-size", type=SIZE)
+@option("--steps", type=COUNT)
+@option("--epochs", type=COUNT)
+@option("--fraction", type=float)
+@option("--rank", "ranks", multiple=True, metavar="RANK|FIRST-LAST")
+@option("--prefetch-factor", type=COUNT, default=2)
+@flag("--verify")
+@engine_options(find_chosen_engine)
+@flag("--dry-run")
+@price_options
 def prewarm(
     path: str,
     cache_dir: str | None,
-    cache_size: str | None,
+    cache_size: int | None,
     ranks: tuple[str, ...],
     dry_run: bool,
-    price_per_1000_get: float,
-    price_per_gb: float,
+    prices: dict[str, float],
     **options: Any,
 ) -> None:
     """Fetch into a node's cache what training will read.
@@ -74,6 +65,9 @@ def prewarm(
 
     With --processes or --engine ray, each rank is a task; all processes must share the cache directory.
     """
+    from energon_stream.prewarming import prewarm as fill_cache
+    from energon_stream.prewarming.results import PRICE_PER_1000_GET, PRICE_PER_GB
+
     find_packing(options)
     numbers = _ranks(ranks)
     result = fill_cache(
@@ -87,11 +81,14 @@ def prewarm(
     )
     show_plan = partial(_show_plan, result, len(numbers))
     if dry_run:
-        cost = result.plan.cost(price_per_1000_get=price_per_1000_get, price_per_gb=price_per_gb)
-        listed = (price_per_1000_get, price_per_gb) == (PRICE_PER_1000_GET, PRICE_PER_GB)
-        prices = f"${price_per_1000_get:g} for 1,000 GET and ${price_per_gb:g} for 1 GB"
-        of = ": list prices of AWS S3 Standard in us-east-1, read from there" if listed else ""
-        line = f"Cost: ${cost:.{2 if cost >= 1 else 6}f}, at {prices}{of}"
+        per_1000_get, per_gb = (
+            prices.get("per_1000_get", PRICE_PER_1000_GET),
+            prices.get("per_gb", PRICE_PER_GB),
+        )
+        cost = result.plan.cost(price_per_1000_get=per_1000_get, price_per_gb=per_gb)
+        of = "" if prices else ": list prices of AWS S3 Standard in us-east-1, read from there"
+        at = f"${per_1000_get:g} for 1,000 GET and ${per_gb:g} for 1 GB"
+        line = f"Cost: ${cost:.{2 if cost >= 1 else 6}f}, at {at}{of}"
         document = {"plan": asdict(result.plan), "dollars": cost}
         emit(document, show_plan, lambda: click.echo(line))
         return
@@ -116,7 +113,11 @@ def _ranks(texts: Sequence[str]) -> list[int]:
 def _show_plan(result: PrewarmResult, ranks: int) -> None:
     plan = result.plan
     of = "" if result.steps is None else f" of {result.steps} steps of {ranks} rank{'s' * (ranks > 1)}"
-    click.echo(f"Samples: {plan.samples:,}{of}, and {plan.ahead_samples:,} more that training reads ahead")
+    click.echo(f"Samples: {plan.samples:,}{of}")
+    click.echo(
+        f"Read ahead: {plan.ahead_samples:,} later samples, which training requests before it has done these; "
+        "their bytes are among those below"
+    )
     click.echo(
         f"Needed: {show_size(plan.bytes)} of {plan.objects:,} objects; "
         f"{show_size(plan.cached_bytes)} were in the cache"

@@ -12,6 +12,7 @@ from energon_stream.cli.options import (
     flag,
     json_option,
     new_split_options,
+    option,
     progress_option,
     show_size,
     source_storage_option,
@@ -30,27 +31,14 @@ _SHOWN = 3  # names of a kind
 @click.command()
 @click.argument("source")
 @click.argument("destination")
-@click.option(
-    "--dotted-keys",
-    type=click.Choice(get_args(DottedKeys)),
-    default="auto",
-    help="The dot at which a name is cut in key and part. auto takes the first one, as readers do, unless names "
-    "say that keys have dots.",
-)
-@click.option(
-    "--duplicates",
-    type=click.Choice(get_args(Duplicates)),
-    default="rename",
-    help="What becomes of a sample whose key is taken: another key, or the first or last one is kept.",
-)
-@click.option("--encoding", help="Encoding of names that are not UTF-8. [default: their bytes are escaped]")
-@flag("--frames", help="Make each frame of a picture with several a part of its own.")
+@option("--dotted-keys", type=click.Choice(get_args(DottedKeys)), default="auto")
+@option("--duplicates", type=click.Choice(get_args(Duplicates)), default="rename")
+@option("--encoding")
+@flag("--frames")
 @written_shards_options
-@flag("--dry-run", help="Report what would be changed; write nothing.")
+@flag("--dry-run")
 @json_option
-@engine_options(
-    "--num-workers", "Processes of this machine; 0 for none but this. [default: one a CPU]", least=0
-)
+@engine_options()
 @new_split_options
 @tmp_path_option
 @source_storage_option

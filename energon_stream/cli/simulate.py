@@ -2,61 +2,59 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from typing import Any
+from dataclasses import fields
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cli.options import Command, cache_option, option_group, picture_option, show_size
+from energon_stream.cli.options import (
+    COUNT,
+    TIME,
+    cache_option,
+    option,
+    option_group,
+    picture_option,
+    price_options,
+    seed_option,
+    show_size,
+)
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.cli.training_arguments import find_training, packing_options, training_arguments
-from energon_stream.errors import ConfigError
 from energon_stream.printable import counted
-from energon_stream.read.read_plan import Reason
-from energon_stream.tools.simulate import Costs, Forecast, Prediction, Prices, StoreModel
-from energon_stream.tools.simulate import forecast as forecast_steps
-from energon_stream.tools.simulate import simulate as predict
-from energon_stream.tools.simulate.explain import ExplainedRequest
-from energon_stream.tools.simulate.explain import explain as explain_steps
+from energon_stream.quantities import parse_count
 
-_price_options = option_group(
-    click.option(
-        "--request-price",
-        "per_1000_requests",
-        default=0.0,
-        metavar="PRICE",
-        help="Price of 1,000 GET requests, such as 0.0004.",
-    ),
-    click.option(
-        "--gb-price", "per_gb", default=0.0, metavar="PRICE", help="Price of 10⁹ bytes that leave the store."
-    ),
-    prices=Prices,
-)
+if TYPE_CHECKING:
+    from energon_stream.tools.simulate import Forecast, Prediction, Prices
+    from energon_stream.tools.simulate.explain import ExplainedRequest
 
 
 @click.command()
 @training_arguments
 @cache_option
 @packing_options
-@click.option("--steps", required=True, type=int, help="Steps of the rank, from the first one on.")
-@_price_options
-@picture_option("Draw a heat map: where in the data the samples of each step lie.")
-def plan(path: str, steps: int, prices: Prices, picture: str | None, **options: Any) -> None:
+@option("--steps", required=True, type=COUNT)
+@price_options
+@picture_option
+def plan(path: str, steps: int, prices: dict[str, float], picture: str | None, **options: Any) -> None:
     """Print what a rank will read in its first steps: samples, requests, bytes, their price, and the shuffle.
 
     PATH is a dataset or a metadataset's .yaml. Give the options of the training. Indices are read, samples
     are not. The price covers requests for samples; metadata, indices and retries come on top.
     """
-    training = find_training(options)
-    found = forecast_steps(path, steps=steps, **training)
+    from energon_stream.tools.simulate import Prices, forecast
+
+    training, of = find_training(options), Prices(**prices)
+    found = forecast(path, steps=steps, **training)
     if picture is not None:
         found.order.save(picture)
-    document = {**found.as_dict(), "price": found.price(prices)}
-    emit(document, lambda: _show_forecast(found, prices, training["worker_config"].world_size))
+    document = {**found.as_dict(), "price": found.price(of)}
+    ranks = training["worker_config"].world_size
+    emit(document, lambda: _show_forecast(found, of if prices else None, ranks))
 
 
-def _show_forecast(found: Forecast, prices: Prices, ranks: int) -> None:
+def _show_forecast(found: Forecast, prices: Prices | None, ranks: int) -> None:
     samples, objects = counted(found.samples, "sample"), counted(found.objects, "object")
     echo(f"{counted(found.steps, 'step')}: {samples} from {objects}")
     cached = f", {show_size(found.cached_bytes)} of them cached" if found.cached_bytes else ""
@@ -65,7 +63,7 @@ def _show_forecast(found: Forecast, prices: Prices, ranks: int) -> None:
     )
     for name, count in found.reasons.items():
         echo(f"  {name}: {count}")
-    if prices != Prices():
+    if prices is not None:
         price = found.price(prices)
         echo(f"Price: {price:.6g}; about {price * ranks:.6g} for all {counted(ranks, 'rank')}")
     echo(f"Shuffle: {found.order.summary}")
@@ -75,9 +73,7 @@ def _show_forecast(found: Forecast, prices: Prices, ranks: int) -> None:
 @training_arguments
 @cache_option
 @packing_options
-@click.option(
-    "--steps", required=True, metavar="FIRST:END", help="Steps of the rank, counted from 0; END is not one."
-)
+@option("--steps", required=True, metavar="N|FIRST:END")
 def explain(path: str, steps: str, **options: Any) -> None:
     """Print the requests that serve some steps of training, the most urgent first, and why.
 
@@ -85,10 +81,11 @@ def explain(path: str, steps: str, **options: Any) -> None:
     are read, samples are not. A line has the step that needs the request first, its object and bytes, the
     number of samples that it serves, and the reason why it ends where it does.
     """
-    match = re.fullmatch(r"(\d+):(\d+)", steps)
-    if match is None:
-        raise ConfigError(f"--steps is {steps!r}", hint="Use FIRST:END, such as 0:10.")
-    found = explain_steps(path, steps=(int(match[1]), int(match[2])), **find_training(options))
+    from energon_stream.tools.simulate.explain import explain as explain_steps
+
+    first, _, end = steps.rpartition(":")
+    span = parse_count(first or "0", "--steps"), parse_count(end, "--steps")
+    found = explain_steps(path, steps=span, **find_training(options))
     emit({"requests": [request.as_dict() for request in found]}, lambda: _show_requests(found))
 
 
@@ -109,6 +106,8 @@ def _line(request: ExplainedRequest) -> str:
 
 def _show_sums(found: list[ExplainedRequest]) -> None:
     """Print totals, and what the reasons mean."""
+    from energon_stream.read.read_plan import Reason
+
     cached = sum(request.cached_bytes for request in found)
     total = sum(request.size for request in found)
     click.echo(f"{len(found)} requests, {show_size(total)}, of which {show_size(cached)} are in the cache.")
@@ -116,48 +115,45 @@ def _show_sums(found: list[ExplainedRequest]) -> None:
         click.echo(f"{name} ({count}): {Reason[name.upper()].value}")
 
 
-def _rate_option(*names: str, text: str) -> Command:
-    return click.option(
-        *names,
-        default=0.0,
-        show_default="no limit",
-        callback=lambda ctx, option, value: value * 1e6,
-        metavar="MB/S",
-        help=text,
-    )
-
-
+_rate_option = partial(
+    option,
+    default=0.0,
+    show_default="no limit",
+    callback=lambda ctx, option, value: value * 1e6,
+    metavar="MB/S",
+)
 _store_options = option_group(
-    click.option("--latency", default=0.05, help="Seconds from a request to the first byte of its answer."),
-    click.option("--jitter", default=0.0, help="Seconds more on average, at random."),
-    _rate_option("--rate", "rate_total", text="Rate of all connections of the rank."),
-    _rate_option("--connection-rate", "rate_per_connection", text="Rate of a connection."),
-    click.option("--connections", default=64, help="Most requests of a process at one time."),
-    click.option("--errors", "error_share", default=0.0, help="Share of answers that are 503."),
-    click.option("--slow", "slow_share", default=0.0, help="Share of answers that are slow."),
-    click.option("--slow-factor", default=20.0, help="How many times as long the latency of these is."),
-    store=StoreModel,
+    option("--latency", type=TIME, default=0.05),
+    option("--jitter", type=TIME, default=0.0),
+    _rate_option("--rate", "rate_total"),
+    _rate_option("--connection-rate", "rate_per_connection"),
+    option("--max-in-flight", type=COUNT, default=64),
+    option("--errors", "error_share", default=0.0),
+    option("--slow", "slow_share", default=0.0),
+    option("--slow-factor", default=20.0),
 )
 
 
 @click.command()
 @training_arguments
-@click.option("--samples", type=int, help="Samples of the rank. [default: one pass]")
+@option("--count", "samples", type=COUNT)
 @_store_options
-@click.option(
-    "--sample-cost", default=Costs().sample, help="CPU seconds a sample in a worker, such as for decoding."
-)
-@click.option("--seed", default=0, help="Chooses which answers are slow or errors.")
-def simulate(
-    path: str, samples: int | None, store: StoreModel, sample_cost: float, seed: int, **options: Any
-) -> None:
+@option("--sample-cost", type=TIME)
+@seed_option
+def simulate(path: str, samples: int | None, sample_cost: float | None, seed: int, **options: Any) -> None:
     """Predict the speed and the requests of training from a store that answers as the options say.
 
     PATH is a dataset or a metadataset's .yaml, in a store or a local copy. Give the options of the training.
     Indices are read, samples are not. The prediction begins with the opening of the dataset.
     """
+    from energon_stream.tools.simulate import Costs, StoreModel
+    from energon_stream.tools.simulate import simulate as predict
+
+    of_store = options.keys() & {field.name for field in fields(StoreModel)}
+    store = StoreModel(**{name: options.pop(name) for name in of_store})
+    costs = Costs() if sample_cost is None else Costs(sample=sample_cost)
     training = find_training(options, "the first batch is requested alone")
-    found = predict(path, store, costs=Costs(sample=sample_cost), samples=samples, seed=seed, **training)
+    found = predict(path, store, costs=costs, samples=samples, seed=seed, **training)
     emit(found.as_dict(), lambda: click.echo(_lines(found)))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cli.options import dataset_arguments, flag
+from energon_stream.cli.options import dataset_arguments, flag, option
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.prepare.add_tables import add_media_table, add_table, list_tables, remove_table
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 @click.command()
 @dataset_arguments
 @click.argument("file", required=False)
-@click.option("--name", help="Name of the table. [default: samples, and media for --media]")
-@flag("--media", help="Make the table of the media metadata that prepare found.")
-@click.option("--remove", metavar="NAME", help="Remove this table.")
+@option("--name")
+@flag("--media")
+@option("--remove", metavar="NAME")
 def table(
     path: str, file: str | None, name: str | None, media: bool, remove: str | None, **options: Any
 ) -> None:

@@ -9,23 +9,24 @@ from functools import partial
 
 import click
 
-from energon_stream.cli.options import flag, json_flag
+from energon_stream.cli.options import flag, json_option, option
 from energon_stream.cli.terminal import emit, wants_json
 from energon_stream.errors import ConfigError
-from energon_stream.tools.top.board import find_folder, read_board
 
 
 @click.command()
 @click.argument("folder", required=False)
-@flag("--once", help="Print the table once.")
-@json_flag("Print one JSON object, once.")
-@flag("--web", help="Show it in a browser, on a port of this machine only.")
-@click.option("--port", default=8000, help="Port for --web.")
+@flag("--once")
+@json_option
+@flag("--web")
+@option("--port", default=8000)
 def top(folder: str | None, once: bool, web: bool, port: int) -> None:
     """Show the loaders that write their statistics to FOLDER: rates, waiting, requests, cache, slowest rank.
 
     Train with ENERGON_STREAM_STATS_DIR=FOLDER. It is the default of FOLDER here, too.
     """
+    from energon_stream.tools.top.board import find_folder, read_board
+
     place = find_folder(folder)
     if web and (once or wants_json()):
         raise ConfigError("--web goes with neither --once nor --json", hint="Leave one of them out.")

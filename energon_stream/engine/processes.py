@@ -47,14 +47,14 @@ class LocalEngine(TaskEngine):
     def __init__(self, processes: int | None = None) -> None:
         if processes is not None and processes < 0:
             raise ConfigError(f"processes is {processes}", hint="use 0 or more")
-        self._processes = cpus() if processes is None else processes
+        self.processes = cpus() if processes is None else processes
 
     @contextmanager
     def _open(self, function: Callable[[Any], Any]) -> Iterator[_Processes | _Inline]:
-        if not self._processes:
+        if not self.processes:
             yield _Inline(function)
             return
-        runner = _Processes(function, self._processes)
+        runner = _Processes(function, self.processes)
         try:
             yield runner
         finally:

@@ -15,8 +15,10 @@ from energon_stream.errors import ConfigError
 from energon_stream.index.checksums import digest, read_checksums
 from energon_stream.index.dataset import read_metadata
 from energon_stream.index.info_files import INFO_JSON, META_FOLDER
+from energon_stream.logs import renamed
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.printable import strip_credentials
+from energon_stream.quantities import parse_size
 from energon_stream.storage import Store, StoreSpec
 from energon_stream.urls import is_local, local_path
 from energon_stream.write.convert_part import ConvertJob, ConvertPart, PartDone, convert_part
@@ -73,6 +75,7 @@ class ConvertReport:
     dataset_yaml: Mapping[str, Any] | None
 
 
+@renamed(share="part")
 def convert_dataset(
     source: str | os.PathLike[str],
     url_or_path: str | os.PathLike[str],
@@ -85,7 +88,7 @@ def convert_dataset(
     split: str | None = None,
     config: str | None = None,
     trust: bool = False,
-    max_size: int = MAX_SIZE,
+    max_size: int | str = MAX_SIZE,
     max_count: int | None = None,
     shuffle: bool = True,
     split_ratio: Sequence[float] | Mapping[str, float] | None = None,
@@ -96,7 +99,7 @@ def convert_dataset(
     source_storage_options: Mapping[str, Any] | None = None,
     tmp_path: str | os.PathLike[str] | None = None,
     engine: TaskEngine | None = None,
-    share: Part | None = None,
+    part: Part | None = None,
     progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> ConvertReport | None:
@@ -121,7 +124,7 @@ def convert_dataset(
         split: Part of the source, where it has several.
         config: Configuration of the source, where it has several.
         trust: Whether pickles in the source may be loaded, which can run any code.
-        max_size: Largest size of a tar in bytes; a tar with one sample may be larger.
+        max_size: Largest size of a tar, in bytes or as ``"500MB"``; a tar with one sample may be larger.
         max_count: Largest number of samples in a tar; None for no limit.
         shuffle: Whether the order is shuffled, the same way each time: files of a folder one by one, other
             sources by their sections, such as row groups and shards. False for the order of the source.
@@ -135,7 +138,7 @@ def convert_dataset(
         source_storage_options: The same for the source.
         tmp_path: Local folder for temporary files; None for the system's.
         engine: What runs the processes; None for one a CPU on this machine.
-        share: One of several shares of the work, which run as separate jobs; convert without it when all are
+        part: One of several shares of the work, which run as separate jobs; convert without it when all are
             done. None for all of the work.
         progress: Called with the number of parts that are done, and of all parts.
         options: ``classes``, for folders: whether the folders are classes; None to find out.
@@ -164,6 +167,7 @@ def convert_dataset(
         (10, {'text': 'txt'})
     """
     local = None if tmp_path is None else os.fspath(tmp_path)
+    max_size = parse_size(max_size, "max_size")
     options_given = MetadataOptions(
         split_ratio, split_patterns, dataset_yaml
     )  # raises before anything is read
@@ -213,9 +217,9 @@ def convert_dataset(
             ConvertPart(number, plan.sections[a:b], plan.starts[a:b], None if firsts is None else firsts[a])
             for number, (a, b) in enumerate(pairwise(plan.parts))
         ]
-        tasks = tasks if share is None else share.of(tasks)
+        tasks = tasks if part is None else part.of(tasks)
         done = list((engine or LocalEngine()).map(partial(convert_part, job), tasks, on_done=progress))
-        if share is not None:
+        if part is not None:
             return None
         shapes = {shape for part in done for shape in part.shapes}
         dataset_yaml = guess_dataset_yaml(sorted(shapes)) if dataset_yaml is None else dataset_yaml

@@ -18,6 +18,7 @@ from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
+from energon_stream.quantities import parse_size
 from energon_stream.storage import StoreSpec
 from energon_stream.storage.claims import Claim
 from energon_stream.storage.local import named_errors
@@ -55,7 +56,7 @@ class ShardWriter:
 
     Args:
         url_or_path: New folder, local or any fsspec URL.
-        max_size: Largest size of a tar in bytes; a tar with one sample may be larger.
+        max_size: Largest size of a tar, in bytes or as ``"500MB"``; a tar with one sample may be larger.
         max_count: Largest number of samples in a tar; None for no limit.
         name: Begin of the tars' names: ``data-000000.tar``.
         part: Number of this writer, of several side by side.
@@ -99,7 +100,7 @@ class ShardWriter:
         self,
         url_or_path: str | os.PathLike[str],
         *,
-        max_size: int = MAX_SIZE,
+        max_size: int | str = MAX_SIZE,
         max_count: int | None = None,
         name: str = "data",
         part: int = 0,
@@ -113,6 +114,7 @@ class ShardWriter:
         tmp_path: str | os.PathLike[str] | None = None,
         first: int | None = None,
     ) -> None:
+        max_size = parse_size(max_size, "max_size")
         if max_size < 1 or (max_count is not None and max_count < 1):
             raise ConfigError(f"max_size is {max_size} and max_count {max_count}", hint="use 1 or more")
         if not 0 <= part < parts:

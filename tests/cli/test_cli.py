@@ -134,7 +134,7 @@ def test_without_questions(copied, s3_server, tmp_bucket):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--non-interactive"], "--split-ratio or --split-parts is missing"),
+        (["--non-interactive"], "--split-ratio or --split-pattern is missing"),
         (NON_INTERACTIVE, "--sample-type or --skip-dataset-yaml is missing"),
         ([*NON_INTERACTIVE, "--sample-type", "CaptionSample"], "id you mean 'CaptioningSample'"),
         ([*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", '{"image": "gif"}'], "'gif'"),

@@ -144,7 +144,7 @@ def test_dataset_yaml_has_the_given_name(tmp_path):
     assert texts(tmp_path, dataset_config="texts.yaml") == {"a.tar/x": "a.tar: x"}
     refused = run("prepare", tmp_path, *HOW, "--force-overwrite", "--dataset-yaml-name", "../texts.yaml")
     assert refused.exit_code == 1
-    assert "--dataset-yaml-name" in refused.output
+    assert "--dataset-config is" in refused.output
 
 
 @pytest.mark.energon(

@@ -1,6 +1,7 @@
 """Commands start fast, end cleanly, and speak of flags; progress does not disturb pipes."""
 
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from hooked_store import hooked
+from test_words import walk
 
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_stream.cli.main import in_flags, main
@@ -59,10 +61,6 @@ def test_commands_need_neither_torch_nor_s3fs(folder, tmp_path):
         ["checkpoint", "info", str(state)],
         ["checkpoint", "info", str(by_torch)],
         ["cache", "path", "--cache-dir", str(tmp_path / "cache")],
-        *(
-            [*name.split(), "--help"]
-            for name in ("prepare", "prepare-media", "prewarm", "lint", "cache clear", "analyze-debug")
-        ),
     ]
     children = [
         subprocess.Popen(
@@ -76,6 +74,28 @@ def test_commands_need_neither_torch_nor_s3fs(folder, tmp_path):
     for command, child in zip(commands, children, strict=True):
         output = child.communicate()[0]
         assert child.returncode == 0, f"{command}: {output}"
+
+
+def test_neither_help_nor_a_wrong_option_of_any_command_needs_torch():
+    program = BLOCKED.replace("from energon_stream.cli import run\nrun()", "") + (
+        "from click.testing import CliRunner\n"
+        "from energon_stream.cli.main import main, energon\n"
+        "for command in sys.argv[1:]:\n"
+        "    for option, status in (('--help', 0), ('--wrong', 2)):\n"
+        "        ended = CliRunner().invoke(main, [*command.split(), option])\n"
+        "        assert ended.exit_code == status, (command, ended.output)\n"
+    )
+    names = [" ".join(names) for names, _ in walk()]
+    done = subprocess.run([sys.executable, "-c", program, *names, ""], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(names) > 30
+
+
+def test_the_package_is_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["energon-stream", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("energon_stream", run_name="__main__")
+    assert (ended.value.code, "energon-stream" in capsys.readouterr().out) == (0, True)
 
 
 def test_prepare_needs_no_torch(tmp_path):

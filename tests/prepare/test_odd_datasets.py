@@ -461,7 +461,7 @@ def test_links_are_parts_for_lint_and_for_what_maps_samples(tmp_path):
     }
     prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0), dataset_yaml=yaml)
     for rate in (1.0, 0.999):
-        report = lint_dataset(str(tmp_path), sample_rate=rate)
+        report = lint_dataset(str(tmp_path), share=rate)
         assert report.is_clean
         assert report.made["train"] == 5
     scan = scan_shard(StoreSpec(str(tmp_path)).open(), *entries(tmp_path, "odd.tar"))

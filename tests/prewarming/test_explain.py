@@ -99,9 +99,9 @@ def test_the_command_shows_what_the_cache_has(server, tmp_path):
 def test_steps_are_a_range(server):
     with pytest.raises(ConfigError, match="steps are 4 to 4"):
         found(server, (4, 4))
-    result = CliRunner().invoke(main, ["explain", URL, "--steps", "4", "--batch-size", "8"])
+    result = CliRunner().invoke(main, ["explain", URL, "--steps", "4:x", "--batch-size", "8"])
     assert result.exit_code == 1
-    assert "--steps is '4'" in result.output
+    assert "--steps is 'x'" in result.output
     result = CliRunner().invoke(main, ["explain", URL, "--steps", "0:4"])
     assert result.exit_code == 1
     assert "--batch-size is missing" in result.output

@@ -22,6 +22,7 @@ from energon_stream.index.index_files import read_offsets
 from energon_stream.index.info_files import META_FOLDER, read_info
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
+from energon_stream.quantities import parse_size
 from energon_stream.rng import derive_key
 from energon_stream.storage import ListEntry, Store, StoreSpec
 from energon_stream.tar.scan import scan_shard
@@ -29,6 +30,7 @@ from energon_stream.tools.shard_copies import SampleRange, check_outside, local_
 from energon_stream.write.finish import publish_shards
 from energon_stream.write.journal import WRITING, PartArguments, resume_part, save_part
 from energon_stream.write.shard_writer import ShardWriter, existing_metadata, put_shard
+from energon_stream.write.tar_shard import MAX_SIZE
 
 if TYPE_CHECKING:
     import os
@@ -125,7 +127,7 @@ def split_dataset(
     keys: Mapping[str, Iterable[str]] | None = None,
     rest: str | None = None,
     seed: int = 0,
-    max_size: int = 1_000_000_000,
+    max_size: int | str = MAX_SIZE,
     max_count: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Mapping[str, int]:
@@ -140,7 +142,7 @@ def split_dataset(
         keys: Sample keys by name.
         rest: Name that takes the samples which ``keys`` does not name; None to leave them out.
         seed: Which samples ``ratio`` draws.
-        max_size: Largest size of a new tar in bytes.
+        max_size: Largest size of a new tar: bytes, or a text such as ``"500MB"``.
         max_count: Largest number of samples of a new tar.
         storage_options: Options of their file system, such as credentials.
 
@@ -170,7 +172,11 @@ def split_dataset(
         _by_ratio(metadata, ratio, seed) if ratio is not None else _by_keys(spec, metadata, keys or {}, rest)
     )
     signature = f"{metadata.info_digest}:shares:{seed}:{sorted((ratio or {}).items())}"
-    options = {"max_size": max_size, "max_count": max_count, "storage_options": storage_options}
+    options = {
+        "max_size": parse_size(max_size, "max_size"),
+        "max_count": max_count,
+        "storage_options": storage_options,
+    }
     return {
         name: _write(spec, metadata, chosen[name], target, signature=f"{signature}:{name}", **options)
         for name, target in targets.items()
@@ -185,7 +191,7 @@ def sample_dataset(
     share: float | None = None,
     keys: Iterable[str] | None = None,
     seed: int = 0,
-    max_size: int = 1_000_000_000,
+    max_size: int | str = MAX_SIZE,
     max_count: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> int:
@@ -198,7 +204,7 @@ def sample_dataset(
         share: Share of the samples, drawn at random.
         keys: Keys of the samples.
         seed: Which samples are drawn.
-        max_size: Largest size of a new tar in bytes.
+        max_size: Largest size of a new tar: bytes, or a text such as ``"500MB"``.
         max_count: Largest number of samples of a new tar.
         storage_options: Options of their file system, such as credentials.
 
@@ -232,7 +238,7 @@ def sample_dataset(
     signature = f"{metadata.info_digest}:sample:{seed}:{sum(map(len, wanted.values()))}"
     return _write(
         spec, metadata, wanted, target,
-        signature=signature, max_size=max_size, max_count=max_count, storage_options=storage_options,
+        signature=signature, max_size=parse_size(max_size), max_count=max_count, storage_options=storage_options,
     )  # fmt: skip
 
 

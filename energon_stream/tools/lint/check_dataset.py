@@ -15,6 +15,7 @@ from energon_stream.index.checksums import read_checksums
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, select_split_part
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import read_metadata_or_tars
+from energon_stream.logs import renamed
 from energon_stream.storage import StoreSpec
 from energon_stream.tools.lint.check_shard import ShardCheck, ShardTask
 from energon_stream.tools.lint.report import LintReport, Problem, ShardReport
@@ -27,6 +28,7 @@ _PLAIN = "all tars"
 """Stands for a split part where there are none."""
 
 
+@renamed(sample_rate="share")
 def lint_dataset(
     url_or_path: str,
     *,
@@ -34,7 +36,7 @@ def lint_dataset(
     split_config: str = SPLIT_CONFIG,
     dataset_config: str = DATASET_CONFIG,
     decode: bool = True,
-    sample_rate: float = 1.0,
+    share: float = 1.0,
     seed: int = 0,
     part: Part | None = None,
     engine: TaskEngine | None = None,
@@ -55,9 +57,9 @@ def lint_dataset(
         split_config: File of the split parts in ``.nv-meta``.
         dataset_config: File of the sample type in ``.nv-meta``.
         decode: Whether all parts are decoded, and samples made, as ``dataset.yaml`` says.
-        sample_rate: Share of the samples that are looked at, 0 to 1. Below 1, only these are fetched, and
+        share: Share of the samples that are looked at, 0 to 1. Below 1, only these are fetched, and
             headers of prepared tars are not compared with their indices.
-        seed: Which samples a ``sample_rate`` below 1 takes.
+        seed: Which samples a ``share`` below 1 takes.
         part: Share of the shards, for jobs side by side; None for all.
         engine: Where shards are checked; None for this process.
         storage_options: Options of the URL's file system, such as credentials.
@@ -74,15 +76,15 @@ def lint_dataset(
         >>> report = lint_dataset("captions")
         >>> report.is_clean, report.shards, report.made
         (True, 8, {'train': 48, 'val': 8, 'test': 8})
-        >>> lint_dataset("tars", sample_rate=0.5).samples
+        >>> lint_dataset("tars", share=0.5).samples
         64
     """
-    if not 0 < sample_rate <= 1:
-        raise ConfigError(f"sample_rate is {sample_rate}", hint="use a share above 0, and 1 at most")
+    if not 0 < share <= 1:
+        raise ConfigError(f"share is {share}", hint="use a share above 0, and 1 at most")
     found = _find(url_or_path, storage_options, split_config, dataset_config, split_parts)
     tasks = found.tasks if decode else [replace(task, decodes=False) for task in found.tasks]
     tasks = tasks if part is None else part.of(tasks)
-    check = ShardCheck(found.spec, None, None, sample_rate, seed)
+    check = ShardCheck(found.spec, None, None, share, seed)
     if decode:
         from energon_stream.decode import SampleDecoder  # imports PyTorch
 

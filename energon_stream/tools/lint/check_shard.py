@@ -65,7 +65,7 @@ class ShardCheck:
     spec: StoreSpec  # the dataset
     decoder: FileStoreDecoder | None  # decodes all parts; None leaves them alone
     factory: SampleFactory | None  # makes samples of parts; None if nobody said what samples are
-    sample_rate: float = 1.0  # Share of the samples that are looked at. Below 1, only these are fetched.
+    share: float = 1.0  # Share of the samples that are looked at. Below 1, only these are fetched.
     seed: int = 0  # which samples these are
 
     def __call__(self, task: ShardTask) -> ShardReport:
@@ -75,7 +75,7 @@ class ShardCheck:
             _decode_as_workers_do()
         try:
             entry = ListEntry(task.path, store.head(task.path))
-            if self.sample_rate >= 1:
+            if self.share >= 1:
                 return self._check_all(store, entry, task)
             return self._check_some(store, entry, task)
         except FileNotFoundError:
@@ -123,7 +123,7 @@ class ShardCheck:
         count, samples = len(offsets) - 1, _Samples(self, task, store.url, LinkedParts(store))
         expected, size = _checksums(task, count), 0
         draws = np.random.Generator(np.random.Philox(key=derive_key("lint", self.seed, task.path)))
-        for number in np.flatnonzero(draws.random(count) < self.sample_rate).tolist():
+        for number in np.flatnonzero(draws.random(count) < self.share).tolist():
             start, stop = int(offsets[number]), int(offsets[number + 1])
             data = store.get_range(task.path, ByteRange(start, stop), etag=entry.meta.etag).data
             samples.check(number, data, None if expected is None else expected[number])

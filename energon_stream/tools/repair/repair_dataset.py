@@ -26,6 +26,7 @@ from energon_stream.index.info_files import META_FOLDER, STAGING
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.printable import strip_credentials
+from energon_stream.quantities import parse_size
 from energon_stream.storage import StoreSpec
 from energon_stream.tools.curation.derive import copy_code
 from energon_stream.tools.repair.repair_plan import RepairPlan, TarReport
@@ -88,7 +89,7 @@ def repair_dataset(
     duplicates: Duplicates = "rename",
     encoding: str | None = None,
     frames: bool = False,
-    max_size: int = MAX_SIZE,
+    max_size: int | str = MAX_SIZE,
     max_count: int | None = None,
     split_ratio: Sequence[float] | Mapping[str, float] | None = None,
     split_patterns: Sequence[str] | None = None,
@@ -120,7 +121,7 @@ def repair_dataset(
         encoding: Encoding of names that are not UTF-8, such as ``cp932``; None to escape their bytes as
             ``%E9``.
         frames: Whether a picture of several frames becomes a part a frame.
-        max_size: Largest size of a shard in bytes; a shard with one sample may be larger.
+        max_size: Largest size of a shard, in bytes or as ``"500MB"``; a shard with one sample may be larger.
         max_count: Largest number of samples in a shard; None for no limit.
         split_ratio: Shares of the shards in train, val and test, or in split parts by name; None for the
             split of the source, or else all in ``train``.
@@ -159,6 +160,7 @@ def repair_dataset(
         (2, {'lower_case': 2, 'system_file': 1})
     """
     rules = RepairRules(dotted_keys, duplicates, encoding, frames)
+    max_size = parse_size(max_size, "max_size")
     MetadataOptions(split_ratio, split_patterns)  # raises before anything is read
     local = None if tmp_path is None else os.fspath(tmp_path)
     given = os.fspath(source)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_stream.errors import ConfigError
+from energon_stream.logs import renamed
 from energon_stream.prewarming.amount import stream_steps
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.printable import counted, printable_line, strip_credentials
@@ -39,22 +40,25 @@ class Prices:
     """Prices of a store, in any currency.
 
     Example:
-        >>> Prices(per_1000_requests=0.0004, per_gb=0.09).of(requests=1_000_000, size=10**12)
+        >>> Prices(per_1000_get=0.0004, per_gb=0.09).of(requests=1_000_000, size=10**12)
         90.4
     """
 
-    per_1000_requests: float = 0.0  # price of 1,000 GET requests
+    per_1000_get: float = 0.0  # price of 1,000 GET requests
     per_gb: float = 0.0  # price of 10⁹ bytes that leave the store
 
     def __post_init__(self) -> None:
-        if not (0 <= self.per_1000_requests < np.inf and 0 <= self.per_gb < np.inf):
+        if not (0 <= self.per_1000_get < np.inf and 0 <= self.per_gb < np.inf):
             raise ConfigError(
-                f"prices are {self.per_1000_requests} and {self.per_gb}", hint="use 0 or positive numbers"
+                f"prices are {self.per_1000_get} and {self.per_gb}", hint="use 0 or positive numbers"
             )
 
     def of(self, requests: int, size: int) -> float:
         """Return the price of some requests, and of the bytes of their answers."""
-        return requests / 1000 * self.per_1000_requests + size / 1e9 * self.per_gb
+        return requests / 1000 * self.per_1000_get + size / 1e9 * self.per_gb
+
+
+Prices.__init__ = renamed(per_1000_requests="per_1000_get")(Prices.__init__)  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +161,7 @@ def forecast(
         >>> found = forecast("s3://data/captions", steps=2, batch_size=8)
         >>> found.samples, int(found.order.counts.sum())
         (16, 16)
-        >>> round(found.price(Prices(per_1000_requests=0.4)) / found.requests, 6)
+        >>> round(found.price(Prices(per_1000_get=0.4)) / found.requests, 6)
         0.0004
     """
     if steps < 1 or batch_size < 1:

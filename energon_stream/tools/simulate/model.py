@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from energon_stream.errors import ConfigError
+from energon_stream.logs import renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class StoreModel:
 
     Example:
         >>> from energon_stream.tools.simulate import StoreModel
-        >>> StoreModel(latency=0.05, rate_per_connection=85e6).connections
+        >>> StoreModel(latency=0.05, rate_per_connection=85e6).max_in_flight
         64
     """
 
@@ -27,7 +28,7 @@ class StoreModel:
     rate_per_connection: float = 0.0  # bytes per second of one connection; 0 for no limit
     rate_total: float = 0.0  # bytes per second of all connections of a rank; 0 for no limit
     burst: int = 0  # bytes that a connection sends at once, before its rate holds
-    connections: int = 64  # most requests of a process at one time
+    max_in_flight: int = 64  # most requests of a process at one time
     error_share: float = 0.0  # share of the requests that are answered with a 503, 0 to less than 1
     slow_share: float = 0.0  # share of the requests whose latency is ``slow_factor`` times as long
     slow_factor: float = 20.0  # see ``slow_share``
@@ -37,10 +38,13 @@ class StoreModel:
         for name in ("error_share", "slow_share"):
             if getattr(self, name) >= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", hint="Use a share below 1.")
-        if self.connections < 1:
-            raise ConfigError(f"connections is {self.connections}", hint="Use 1 or more.")
+        if self.max_in_flight < 1:
+            raise ConfigError(f"max_in_flight is {self.max_in_flight}", hint="Use 1 or more.")
         if self.slow_factor < 1:
             raise ConfigError(f"slow_factor is {self.slow_factor}", hint="Use 1 or more.")
+
+
+StoreModel.__init__ = renamed(connections="max_in_flight")(StoreModel.__init__)  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class VirtualFetcher(Fetcher):
         self._random = Random(seed)
         self._policy = RetryPolicy(jitter=self._random.random)
         self._scheduler: RequestScheduler[_VirtualTask] = RequestScheduler(
-            min(in_flight, store.connections), HEDGED_SHARE, self._repeat, self._look_later
+            min(in_flight, store.max_in_flight), HEDGED_SHARE, self._repeat, self._look_later
         )
         self._look_at = math.inf  # when late requests are looked for
         self._made: list[int] | None = None  # bytes of the requests of the function that runs now

@@ -197,10 +197,10 @@ def test_other_kinds_of_pictures_are_refused(tmp_path):
 
 
 def test_the_command_measures_and_reports(folder, tmp_path):
-    arguments = ["bench", str(folder), "--batch-size", "8", "--seconds", "0.2", "--workers", "0,1"]
-    arguments += ["--in-flight", "8,64", "--request-mib", "6", "--shuffle-buffer-size", "20"]
+    arguments = ["bench", str(folder), "--batch-size", "8", "--seconds", "200ms", "--num-workers", "0,1"]
+    arguments += ["--max-in-flight", "8,64", "--max-request", "6MiB", "--shuffle-buffer-size", "20"]
     arguments += ["--max-samples-per-sequence", "10", "--html", str(tmp_path / "a.html")]
-    arguments += ["--png", str(tmp_path / "a.png")]
+    arguments += ["--picture", str(tmp_path / "a.png")]
     shown = CliRunner().invoke(main, arguments)
     assert shown.exit_code == 0, shown.output
     assert shown.output.count(" MB/s") == 3
@@ -231,7 +231,7 @@ def test_json_has_all_runs(folder):
         "--max-samples-per-sequence",
         "10",
     ]
-    found = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output)
+    found = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)  # older spellings
     (run,) = found["runs"]
     assert found["best"] == 0
     assert 1 <= run["batches"] <= 10  # one pass at most

@@ -124,11 +124,11 @@ def test_only_what_is_looked_at_is_fetched_and_once(s3_server, tmp_bucket, tmp_p
     fetched = {}
     for rate in (0.1, 1.0):
         s3_server.reset_counters()
-        report = lint_dataset(f"{tmp_bucket}/d", sample_rate=rate, storage_options=s3_server.storage_options)
+        report = lint_dataset(f"{tmp_bucket}/d", share=rate, storage_options=s3_server.storage_options)
         assert (report.is_clean, report.samples) == (True, 80)
         fetched[rate] = s3_server.counters().bytes_sent
         assert fetched[rate] < report.size + 20_000  # the rest is metadata
-    assert 0 < lint_dataset(str(tmp_path), sample_rate=0.1).made["train"] < 25
+    assert 0 < lint_dataset(str(tmp_path), share=0.1).made["train"] < 25
     assert fetched[0.1] < content / 3
     assert content <= fetched[1.0] < content + 20_000
 

@@ -83,7 +83,14 @@ def test_random_draws_have_a_spread_of_one():
 def test_the_command_prints_prices_and_draws(folder, tmp_path):
     arguments = ["plan", str(folder), "--steps", "10", "--batch-size", str(BATCH), "--world-size", "2"]
     arguments += ["--num-workers", "0", "--shuffle-buffer-size", "100", "--max-samples-per-sequence", "10"]
-    arguments += ["--request-price", "0.4", "--gb-price", "90", "--png", str(tmp_path / "map.png")]
+    arguments += [
+        "--price-per-1000-get",
+        "0.4",
+        "--price-per-gb",
+        "90",
+        "--picture",
+        str(tmp_path / "map.png"),
+    ]
     shown = CliRunner().invoke(main, arguments)
     assert shown.exit_code == 0, shown.output
     assert "10 steps: 80 samples" in shown.output

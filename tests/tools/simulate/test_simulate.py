@@ -105,7 +105,7 @@ def test_a_slower_store_is_slower(lake):
         {"latency": 0.1},
         {"latency": 0.1, "rate_total": 20e6},
         {"latency": 0.1, "rate_total": 20e6, "rate_per_connection": 0.5e6},
-        {"latency": 0.1, "rate_total": 20e6, "rate_per_connection": 0.5e6, "connections": 2},
+        {"latency": 0.1, "rate_total": 20e6, "rate_per_connection": 0.5e6, "max_in_flight": 2},
     ]
     found = [predicted(lake / "whole", **change) for change in changes]
     assert [each.requests for each in found] == [found[0].requests] * len(found)
@@ -179,7 +179,7 @@ def test_samples_that_are_read_alone(lake):
         {"error_share": 1.0},
         {"slow_share": 2.0},
         {"slow_factor": 0.5},
-        {"connections": 0},
+        {"max_in_flight": 0},
         {"rate_total": -5.0},
     ],
 )
