@@ -51,8 +51,9 @@ FLAG = "--picture" if DRAWN == "svg" else "--png"
 PLUS = "+xml" if DRAWN == "svg" else ""
 NAMES = ("rings", "stripes", "waves")
 ORDER = ["--shuffle-buffer-size", "500", "--max-samples-per-sequence", "50"]
+UNSHUFFLED = ["--shuffle-buffer-size", "1", "--max-samples-per-sequence", "0"]
 ORDERS = {
-    "in-order": ["--parallel-shard-iters", "1"],
+    "in-order": [*UNSHUFFLED, "--parallel-shard-iters", "1"],
     "shuffled": [*ORDER, "--parallel-shard-iters", "4"],
     "well-shuffled": ["--shuffle-buffer-size", "2000", "--max-samples-per-sequence", "10"],
 }
