@@ -83,7 +83,7 @@ class BenchReport:
         found = f"Best of {counted(len(self.runs), 'run')}: {best.setting}, {best.samples_per_second:,.0f} samples/s"
         if best is not usual:
             times = best.samples_per_second / (usual.samples_per_second or 1.0)
-            found += f", {times:.2g} times as fast as {usual.setting}"
+            found += f", {times:,.{1 if times < 10 else 0}f} times as fast as {usual.setting}"
         found += f". Its limit: {best.verdict}."
         if best.cause in _MADE:
             most = max(run.setting.num_workers for run in self.runs)
