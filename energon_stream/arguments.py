@@ -21,6 +21,8 @@ _ELSEWHERE = {
     "num_workers": "it belongs to worker_config: WorkerConfig(rank=0, world_size=1, num_workers=4)",
     "seed": "it belongs to worker_config: WorkerConfig(…, seed_offset=1)",
     "shuffle": "pass shuffle_buffer_size=100, or 1 for none; get_val_dataset keeps the order",
+    "shardshuffle": "pass shuffle_buffer_size=100: it shuffles shards, too",
+    "resampled": "pass shuffle_over_epochs_multiplier=-1",
     "decoder": "set it in the task encoder: class Encoder(DefaultTaskEncoder): decoder = …",
     "cookers": "set them in the task encoder: class Encoder(DefaultTaskEncoder): cookers = [Cooker(…)]",
     "collate_fn": "override `batch` of a task encoder",

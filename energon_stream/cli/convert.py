@@ -25,6 +25,7 @@ from energon_stream.printable import counted
 from energon_stream.progress import Progress
 from energon_stream.write.convert import convert_dataset
 from energon_stream.write.convert_plan import plan_conversion
+from energon_stream.write.finish import CRUDE
 from energon_stream.write.guess import guess_dataset_yaml
 from energon_stream.write.sources.detect import KINDS
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _OF_WRITING = ("check", "split_ratio", "split_patterns", "storage_options")
 _SHOWN = 60  # characters of a text in a preview
+_SHAPES = 6  # kinds of samples in the summary
 
 
 @click.command()
@@ -186,3 +188,6 @@ def _show(report: ConvertReport) -> None:
         echo(f"Left out:  {', '.join(report.left_out)}")
     kind = (report.dataset_yaml or {}).get("sample_type", report.dataset_yaml) or {}
     echo(f"Samples:   {kind.get('__class__', 'no dataset.yaml')}")
+    if report.dataset_yaml == CRUDE and len(report.shapes) > 1:
+        shapes = [f"{count} have {parts}" for parts, count in report.shapes.items()]
+        echo(f"Parts:     {'; '.join(shapes[:_SHAPES])}{'; …' if len(shapes) > _SHAPES else ''}")

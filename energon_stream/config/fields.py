@@ -73,7 +73,7 @@ class FieldAccess:
         error = FieldError(
             f"field {self.field!r} comes from {wanted}, which the sample lacks"
             f" (it has the parts {', '.join(sorted(parts))})",
-            hint="correct field_map in dataset.yaml, or exclude the sample in split.yaml",
+            hint="correct the field map, or leave such samples out with exclude=",
         )
         error.part = self.alternatives[0].part
         raise error

@@ -366,10 +366,12 @@ def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadat
             )
     shard_counts = np.array([counts[path] for path in paths], dtype=np.int64)
     if not shard_counts.sum():
+        filled = [name for name, shards in split.split_parts.items() if any(map(counts.get, shards))]
         raise EmptyDatasetError(
             f"split part {split_part!r} has no samples",
             where=where,
-            hint=f"the dataset's split parts are {', '.join(split.split_parts)}",
+            hint=f"name one of {', '.join(filled) or 'another dataset'}, or make the dataset anew with a --split-ratio"
+            " that gives this one a share",
         )
     numbers = {path: number for number, path in enumerate(counts)}
     ids = np.array([numbers[path] for path in paths], dtype=np.int64)

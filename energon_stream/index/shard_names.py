@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -184,7 +185,7 @@ def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
 
 def conversion_hint(url: str) -> str:
     """Return what to do with files of other formats."""
-    return f"`energon-stream convert {url} NEW_FOLDER` makes a dataset of pictures, texts, Parquet and more"
+    return f"`energon-stream convert {shlex.quote(url)} NEW_FOLDER` makes a dataset of pictures, texts, Parquet and more"
 
 
 def path_hint(url: str, other: str = "check the path") -> str:

@@ -180,10 +180,10 @@ def _by_field(values: list[Any], join: Join) -> Any:
     if any(type(value) is not type(first) for value in values):
         return values
     if isinstance(first, dict):
-        if any(value.keys() != first.keys() for value in values):
+        if some := {key for value in values for key in value.keys() ^ first.keys()}:
             raise SampleError(
-                f"dicts with different keys cannot be joined: {sorted({str(k) for v in values for k in v})}",
-                hint="give all samples the same keys in encode_sample",
+                f"dicts with different keys cannot be joined: some have {sorted(map(str, some))}, others not",
+                hint="give all samples the same keys in encode_sample or a cooker, or name a sample_type",
             )
         return {key: join(key, [value[key] for value in values]) for key in first}
     if is_namedtuple(first):

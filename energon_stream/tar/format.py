@@ -40,6 +40,8 @@ is_system_file = re.compile(
     r"(?:^|/)(?:\._[^/]*$|\.DS_Store$|__MACOSX/|PaxHeaders?(?:\.[^/]*)?/)", re.DOTALL
 ).search
 """Finds names of files that macOS or an old tar program left beside the members: nobody's data."""
+is_windows_file = re.compile(r"(?i)(?:^|/)(?:(?:eh)?thumbs\.db|desktop\.ini)$|(?:^|/)@eaDir/").search
+"""Finds names of files that Windows or a NAS left beside others. Tars may have them as samples."""
 pax_matters = re.compile(rb"(?:path|size|sparse|charset)[^\n]*=").search
 """Finds PAX records that change names or sizes."""
 

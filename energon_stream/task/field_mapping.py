@@ -94,6 +94,8 @@ def batch_samples(
     ``result_type`` is a dataclass, NamedTuple or dict, or None for the type of the samples. If it has
     ``from_samples``, that is called. ``actions`` batch a field, by its name; ``generic_batch`` the others.
     """
+    if any(sample is None for sample in samples):
+        raise SampleError("a sample is None", hint="return it from encode_sample, or raise SkipSample there")
     if result_type is None and not actions:
         return generic_batch(samples)
     columns = _columns(samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +54,7 @@ class ConvertReport:
         split: Number of samples of each split part.
         left_out: Columns that became no part.
         dataset_yaml: Content of ``dataset.yaml``.
+        shapes: Number of samples by the names of their parts; empty if an earlier run had finished.
 
     Example:
         >>> from energon_stream import LocalEngine, convert_dataset
@@ -73,6 +75,7 @@ class ConvertReport:
     split: Mapping[str, int]
     left_out: tuple[str, ...]
     dataset_yaml: Mapping[str, Any] | None
+    shapes: Mapping[str, int]
 
 
 @renamed(share="part")
@@ -308,6 +311,7 @@ def _report(plan: ConvertPlan, target: StoreSpec, store: Store, done: Sequence[P
     metadata = read_metadata(target)
     counts = metadata.shard_counts
     samples = sum(counts.values())
+    shapes = sum((Counter(part.shapes) for part in done), Counter[tuple[str, ...]]())
     checksums = read_checksums(store, samples, metadata.info_digest)
     return ConvertReport(
         source=strip_credentials(plan.source.spec.url),
@@ -326,4 +330,5 @@ def _report(plan: ConvertPlan, target: StoreSpec, store: Store, done: Sequence[P
         },
         left_out=plan.left_out,
         dataset_yaml=metadata.dataset_yaml,
+        shapes={", ".join(shape): count for shape, count in shapes.most_common()},
     )

@@ -191,6 +191,42 @@ def test_folders_of_classes(tmp_path):
         assert tar.getnames()[:2] == ["cat/0.jpg", "cat/1.jpg"]
 
 
+def test_what_windows_and_a_nas_leave_is_no_sample_and_other_files_without_a_sample_are_named(
+    tmp_path, caplog
+):
+    source = tmp_path / "source"
+    for name in (
+        "0.jpg",
+        "0.txt",
+        "1.PNG",
+        "Thumbs.db",
+        "sub/Desktop.ini",
+        "sub/@eaDir/0.jpg",
+        ".DS_Store",
+        "README",
+    ):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(b"x")
+    report = convert_dataset(source, tmp_path / "new", shuffle=False, engine=INLINE)
+    with tarfile.open(tmp_path / "new" / "data-000000.tar") as tar:
+        assert tar.getnames() == ["0.jpg", "0.txt", "1.png"]
+    assert report.shapes == {"jpg, txt": 1, "png": 1}
+    assert "left out 1 file, such as 'README'" in caplog.text
+
+
+def test_the_command_says_why_samples_are_crude(tmp_path):
+    for number, names in enumerate([("jpg", "txt"), ("jpg", "txt"), ("png", "txt"), ("jpg",)]):
+        for name in names:
+            (tmp_path / f"source/{number}.{name}").parent.mkdir(exist_ok=True)
+            (tmp_path / f"source/{number}.{name}").write_bytes(image_bytes(number))
+    said = command(tmp_path / "source", tmp_path / "new").output
+    assert "CrudeWebdataset" in said
+    assert (
+        "Parts:     2 have jpg, txt; 1 have jpg; 1 have png, txt\n" in said
+        or "1 have png, txt; 1 have jpg" in said
+    )
+
+
 def test_from_a_store_to_a_store(tmp_path, s3_server):
     pytest.importorskip("pyarrow")
     s3_server.create_bucket("bucket")
@@ -451,7 +487,7 @@ def test_bytes_that_changed_on_their_way_are_found(tmp_path):
 
 
 def command(*arguments):
-    return CliRunner().invoke(main, ["convert", *map(str, arguments), "--num-workers", "0"])
+    return CliRunner().invoke(main, ["convert", *map(str, arguments), "--processes", "0"])
 
 
 def test_the_command(tmp_path):

@@ -241,11 +241,11 @@ def test_a_part_is_opened(tmp_path, info, split):
 @pytest.mark.parametrize(
     ("files", "part", "error", "message"),
     [
-        ({}, "train", NotPreparedError, "energon-stream prepare"),
+        ({}, "train", NotPreparedError, "Check the path"),
         ({"index.sqlite": ""}, "train", NotPreparedError, "auxiliary"),
         ({".info.json": {"shard_counts": COUNTS}}, "train", NotPreparedError, "split.yaml"),
         ({".info.json": {"shard_counts": COUNTS}, "split.yaml": SPLIT_TEXT}, "tran", ConfigError, "train, val, odd"),
-        ({".info.json": {"shard_counts": COUNTS}, "split.yaml": SPLIT_TEXT}, "val", EmptyDatasetError, "no samples"),
+        ({".info.json": {"shard_counts": COUNTS}, "split.yaml": SPLIT_TEXT}, "val", EmptyDatasetError, "Name one of train, or"),
         ({".info.json": {"shard_counts": COUNTS}, "split.yaml": SPLIT_TEXT}, "odd", MetadataError, "'x.tar'"),
         ({".info.json": {"shard_count": {}}, "split.yaml": SPLIT_TEXT}, "train", MetadataError, "shard_counts"),
         ({".info.json": {"shard_counts": {"a.tar": "3"}}, "split.yaml": SPLIT_TEXT}, "train", MetadataError, "'3'"),

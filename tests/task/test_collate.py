@@ -129,3 +129,8 @@ def test_objects_without_fields_are_listed_as_they_are(make):
     listed = generic_batch(samples)["it"]
     assert type(listed) is list
     assert [id(value) for value in listed] == [id(sample["it"]) for sample in samples]
+
+
+def test_dicts_with_different_keys_say_which():
+    with pytest.raises(SampleError, match=r"some have \['png', 'txt'\], others not"):
+        generic_batch([{"jpg": 1, "txt": "a"}, {"jpg": 2}, {"jpg": 3, "png": 4, "txt": "b"}])

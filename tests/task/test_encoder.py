@@ -340,3 +340,13 @@ def test_plain_dataclasses_and_tuples_pass_through():
     small = train(TaskEncoder(), lambda n: Small(__key__=str(n), __restore_key__=(), number=n))
     assert next(iter(small)).number == [0, 1, 2]
     assert next(iter(train(TaskEncoder(), lambda n: (n, n)))) == [(0, 0), (1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("options", [{}, {"raw_batch_type": CaptionBatch}])
+def test_an_encode_sample_without_return_is_named(options):
+    class Forgetful(DefaultTaskEncoder):
+        def encode_sample(self, sample):
+            pass
+
+    with pytest.raises(FatalSampleError, match=r"a sample is None\. Return it from encode_sample"):
+        list(train(Forgetful(**options), count=300, batch_size=2))

@@ -14,7 +14,7 @@ from itertools import count, groupby
 from typing import Literal, NamedTuple, get_args
 
 from energon_stream.errors import ConfigError, DuplicateKeyError
-from energon_stream.tar.format import is_system_file, split_name
+from energon_stream.tar.format import is_system_file, is_windows_file, split_name
 from energon_stream.tools.repair.odd_tar import Member, OddTar, is_too_large
 
 DottedKeys = Literal["auto", "first", "last"]
@@ -53,7 +53,6 @@ KINDS = {
 DROPPED = ("cut_off", "incomplete", "too_large", "duplicate_sample", "excluded")
 MOST_NAMES = 100  # of each kind, in the report of a tar
 
-_is_of_windows = re.compile(r"(?:^|/)(?:Thumbs\.db|desktop\.ini)$|(?:^|/)@eaDir/").search
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 _MOST_OLDER = 64  # copies of a sample that some parts may replace parts of
@@ -219,7 +218,7 @@ def _parts(tar: OddTar, rules: RepairRules, changes: Changes) -> Iterator[_Part]
 
 
 def _is_system(name: str) -> bool:
-    return is_system_file(name) is not None or _is_of_windows(name) is not None
+    return is_system_file(name) is not None or is_windows_file(name) is not None
 
 
 def _decoded(name: str, encoding: str | None, changes: Changes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import random
 from collections.abc import Collection, Iterator
@@ -14,8 +15,9 @@ import xxhash
 
 from energon_stream.errors import SourceError
 from energon_stream.media.ranged_file import open_once
+from energon_stream.printable import counted
 from energon_stream.storage.in_order import ordered_map
-from energon_stream.tar.format import split_name
+from energon_stream.tar.format import is_windows_file, split_name
 from energon_stream.write.sources import source
 from energon_stream.write.sources.source import KEY, Row, Section, Source
 from energon_stream.write.tar_shard import check_utf8
@@ -23,6 +25,7 @@ from energon_stream.write.tar_shard import check_utf8
 if TYPE_CHECKING:
     from energon_stream.storage import ListEntry, Store
 
+_log = logging.getLogger(__name__)
 _BYTES = 64 << 20
 _READERS = 16
 CLASS_NAME = "class.txt"
@@ -74,13 +77,19 @@ class FolderSource(Source):
 
 def _samples(entries: Iterator[ListEntry]) -> Iterator[_FileGroup]:
     """Yield the samples of a listing, sorted by key."""
-    files = []
+    files, without = [], []
     for entry in entries:
         check_utf8("name of the file", entry.path)
         found = split_name(entry.path)
-        if found is None or any(part.startswith(".") for part in entry.path.split("/")):
+        if is_windows_file(entry.path) or any(part.startswith(".") for part in entry.path.split("/")):
+            continue
+        if found is None:
+            without.append(entry.path)
             continue
         files.append((found[0], _SampleFile(found[1].lower(), entry.path, entry.meta.size, entry.meta.etag)))
+    if files and without:
+        said = "left out %s, such as %r: a sample's files have extensions, and no folder __like_this__"
+        _log.warning(said, counted(len(without), "file"), without[0])
     for key, group in groupby(sorted(files), key=lambda item: item[0]):
         parts = tuple(file for _, file in group)
         twice = next((b for a, b in pairwise(parts) if a.part == b.part), None)
