@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _OF_WRITING = ("check", "split_ratio", "split_patterns", "storage_options")
 _SHOWN = 60  # characters of a text in a preview
-_SHAPES = 6  # kinds of samples in the summary
 
 
 @click.command()
@@ -114,13 +113,13 @@ def _pair(item: str) -> tuple[str, str]:
 
 
 def _document(plan: ConvertPlan, sample_type: str | None, field_map: str | None) -> dict[str, Any]:
-    parts = sorted({name for sample in plan.preview for name in _parts_of(sample)})
     if sample_type is None:
         return dict(guess_dataset_yaml({tuple(sorted(_parts_of(sample))) for sample in plan.preview}))
-    document = chosen_dataset_yaml(sample_type, field_map, parts)
+    document = chosen_dataset_yaml(sample_type, field_map, plan.part_names)
     if "sample_loader" in document:
         raise ConfigError(
-            "--field-map is missing", hint=f"--sample-type needs it. The parts are {', '.join(parts)}."
+            "--field-map is missing",
+            hint=f"--sample-type needs it. The parts are {', '.join(plan.part_names)}.",
         )
     return document
 
@@ -190,4 +189,4 @@ def _show(report: ConvertReport) -> None:
     echo(f"Samples:   {kind.get('__class__', 'no dataset.yaml')}")
     if report.dataset_yaml == CRUDE and len(report.shapes) > 1:
         shapes = [f"{count} have {parts}" for parts, count in report.shapes.items()]
-        echo(f"Parts:     {'; '.join(shapes[:_SHAPES])}{'; …' if len(shapes) > _SHAPES else ''}")
+        echo(f"Parts:     {'; '.join(shapes[:6])}{'; …' if shapes[6:] else ''}")

@@ -18,6 +18,7 @@ from energon_stream.write.columns import ColumnMap, parse_columns
 from energon_stream.write.guess import guess_columns
 from energon_stream.write.sources.detect import open_source
 from energon_stream.write.tar_shard import MAX_SIZE, SampleEncoder
+from energon_stream.write.values import AUTO
 
 if TYPE_CHECKING:
     from energon_stream.write.sources.source import Section, Source
@@ -44,6 +45,13 @@ class ConvertPlan:
         """Number of rows; None if some section does not know its own."""
         counts = [section.rows for section in self.sections]
         return None if None in counts else sum(count or 0 for count in counts)
+
+    @property
+    def part_names(self) -> list[str]:
+        """Names of the parts of samples: those of the preview, and others that may come."""
+        shown = {name for sample in self.preview for name in sample if not name.startswith("__")}
+        mapped = {part.part for part in self.columns.parts or () if part.part != AUTO}
+        return sorted(shown | mapped | self.source.parts(self.sections))
 
     @property
     def num_parts(self) -> int:

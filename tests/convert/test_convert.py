@@ -227,6 +227,26 @@ def test_the_command_says_why_samples_are_crude(tmp_path):
     )
 
 
+def test_a_field_map_may_name_parts_that_the_first_samples_lack(tmp_path):
+    (tmp_path / "source").mkdir()
+    for number in range(60):
+        (tmp_path / f"source/{number:02}.png").write_bytes(image_bytes(number))
+    (tmp_path / "source/59.txt").write_text("the last one")
+    fields = ["--sample-type", "CaptioningSample", "--no-shuffle", "--field-map"]
+    wrong = command(tmp_path / "source", tmp_path / "new", *fields, '{"image": "png", "caption": "json"}')
+    assert "have no part 'json'" in wrong.output
+    assert "They have: png, txt." in wrong.output
+    done = command(tmp_path / "source", tmp_path / "new", *fields, '{"image": "png", "caption": "txt"}')
+    assert done.exit_code == 0, done.output
+    rows = [{"text": None} for _ in range(60)] + [{"text": "a"}]
+    table = write_table(
+        tmp_path / "table", [{"id": f"{n:02}", "label": 1, **row} for n, row in enumerate(rows)]
+    )
+    fields = ["--sample-type", "TextSample", "--field-map", '{"text": "txt"}', "--no-shuffle", "--map"]
+    done = command(table, tmp_path / "texts", *fields, "text=txt", "--map", "label=cls")
+    assert done.exit_code == 0, done.output
+
+
 def test_from_a_store_to_a_store(tmp_path, s3_server):
     pytest.importorskip("pyarrow")
     s3_server.create_bucket("bucket")

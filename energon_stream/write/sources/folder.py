@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
@@ -68,6 +68,9 @@ class FolderSource(Source):
         if self.shuffle:
             random.Random(len(samples)).shuffle(samples)
         return list(_runs(samples))
+
+    def parts(self, sections: Iterable[Section]) -> set[str]:
+        return {file.part for section in sections for sample in section.place for file in sample.files}
 
     def rows(self, section: Section, first: int, columns: Collection[str] | None) -> Iterator[Row]:
         store = open_once(self.spec)

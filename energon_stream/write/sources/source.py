@@ -6,7 +6,7 @@ To add a source, derive from :class:`Source`, and name the class in the table of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,6 +80,10 @@ class Source(ABC):
     def hints(self) -> Mapping[str, str]:
         """Return the parts that columns should become, as far as the format says so, such as ``jpg``."""
         return {}
+
+    def parts(self, sections: Iterable[Section]) -> set[str]:
+        """Return the parts that samples have beside those of columns, as far as the listing says."""
+        return set()
 
     def read_file(self, path: str) -> bytes:
         """Read a file that a row names. Raises ConfigError if the path leaves the folder of the files."""
