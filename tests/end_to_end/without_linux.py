@@ -26,6 +26,7 @@ LINUX_ONLY = {
 
 def take_away():
     """Remove names from modules, the C library and /proc."""
+    tempfile._O_TMPFILE_WORKS = False  # what tempfile has found out when it was imported
     for module, names in LINUX_ONLY.items():
         for name in names.split():
             with contextlib.suppress(AttributeError):

@@ -135,7 +135,7 @@ def test_arrows_lead_through_samples_and_pages(captions):
         assert await tab.run("document.activeElement.id") == "next"
         await tab.press("Escape")
         await tab.until("!document.querySelector('#sample').open")
-        assert await tab.run("document.querySelectorAll('#parts > *').length") == 0
+        await tab.until("document.querySelectorAll('#parts > *').length == 0")
         await tab.run("document.querySelector('#search input').focus()")
         await tab.press("ArrowRight")  # within a field, it moves the cursor
         assert await tab.run(shown) == "0–47 of 48"
