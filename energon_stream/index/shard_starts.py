@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,33 +67,59 @@ def with_starts(indices: Sequence[DatasetIndex], *, forks: bool, again: bool = F
 
 
 def _read_all(tars: Sequence[WebDatasetIndex]) -> list[dict[str, Any]]:
+    """Return the fields of each index that are others now. Each wait is for all datasets and tars at once."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(_read, tars))
+        places = list(pool.map(_asked, tars))
+        asked = [(index, at) for index, each in zip(tars, places, strict=True) for at in each]
+        answers = pool.map(_look, *zip(*asked, strict=True)) if asked else iter(())
+        return [
+            _fields(index, {at: next(answers) for at in each})
+            for index, each in zip(tars, places, strict=True)
+        ]
 
 
-def _read(index: WebDatasetIndex) -> dict[str, Any]:
-    """Return the fields of an index that are others now."""
+def _asked(index: WebDatasetIndex) -> list[int]:
+    """Return the shards whose first bytes are read: the first without marks, else the newest of the newer."""
+    if index.marks is None:
+        return [0] if index.start is None else []
     with suppress(EnergonStreamError, OSError):  # reading samples will say what is wrong
-        store, marks, paths = index.spec.open(), index.marks, index.shard_paths
-        if marks is None and index.start is None:
-            return {"start": _read_start(paths[0], store)}
-        if marks is not None and index.shard_ids is not None:
-            now, times = marks.copy(), _times(paths, store)
-            newer = [at for at, path in enumerate(paths) if times.get(path, 0.0) >= times[INDEX_SQLITE]]
-            for at in sorted(newer, key=lambda at: times[paths[at]])[-_MOST_COMPARED:]:
-                number, select = int(index.shard_ids[at]), index_database(index.spec).rows
-                rows = (select(query, (number, number + 1)) for query in (SAMPLES, PARTS))
-                now[at] = mark_now(indexed_scan(paths[at], *rows), store)
-            return {} if np.array_equal(marks, now) else {"marks": now}
-    return {}
+        paths, times = index.shard_paths, _times(index.shard_paths, index.spec.open())
+        newer = [at for at, path in enumerate(paths) if times.get(path, 0.0) >= times[INDEX_SQLITE]]
+        return sorted(newer, key=lambda at: times[paths[at]])[-_MOST_COMPARED:]
+    return []
+
+
+def _look(index: WebDatasetIndex, at: int) -> int | None:
+    """Return the hash of a shard's first bytes, or its mark as it is now; None if it cannot be read."""
+    with suppress(EnergonStreamError, OSError):
+        store, path = index.spec.open(), index.shard_paths[at]
+        if index.marks is None:
+            return _read_start(path, store)
+        if index.shard_ids is not None:
+            number, select = int(index.shard_ids[at]), index_database(index.spec).rows
+            rows = (select(query, (number, number + 1)) for query in (SAMPLES, PARTS))
+            return mark_now(indexed_scan(path, *rows), store)
+    return None
+
+
+def _fields(index: WebDatasetIndex, found: Mapping[int, int | None]) -> dict[str, Any]:
+    known = {at: value for at, value in found.items() if value is not None}
+    if index.marks is None:
+        return {"start": known[0]} if known else {}
+    marks = index.marks.copy()
+    for at, value in known.items():
+        marks[at] = value
+    return {} if np.array_equal(marks, index.marks) else {"marks": marks}
 
 
 def _times(paths: Sequence[str], store: Store) -> dict[str, float]:
     """Return when tars changed, and the index was written. A file's own time may be set back."""
     if store.is_local:
-        files = {path: Path(local_path(store.url), path) for path in (INDEX_SQLITE, *paths)}
-        times = {path: file.stat().st_ctime for path, file in files.items() if file.exists()}
-        return times | {INDEX_SQLITE: files[INDEX_SQLITE].stat().st_mtime}
+        root, times = local_path(store.url), dict[str, float]()
+        for path in paths:
+            with suppress(FileNotFoundError):
+                times[path] = os.stat(os.path.join(root, path)).st_ctime
+        return times | {INDEX_SQLITE: os.stat(os.path.join(root, INDEX_SQLITE)).st_mtime}
     listed = ((entry.path, entry.meta.last_modified) for entry in islice(store.list(), _MOST_LISTED))
     return {INDEX_SQLITE: math.inf} | {path: time.timestamp() for path, time in listed if time is not None}
 

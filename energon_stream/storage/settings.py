@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,6 +145,7 @@ def _problem_of_url(text: str) -> str:
     return "has a query" if parts.query else ""
 
 
+@lru_cache(maxsize=1)  # a bundle of the usual authorities takes 30 ms
 def has_server_authority(bundle: str) -> bool:
     """Return whether a certificate is a server's and an authority's, as ``openssl req -x509`` makes it."""
     context = _ssl.SSLContext(_ssl.PROTOCOL_TLS_CLIENT)
