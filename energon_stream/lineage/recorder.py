@@ -22,6 +22,7 @@ from energon_stream.index.jsonl_index import JsonlIndex
 from energon_stream.lineage.log import EntryKind, LogFile, StepEntry
 from energon_stream.lineage.run_description import (
     FILE,
+    MOST_SAMPLES,
     DataDescription,
     LeafDescription,
     RunDescription,
@@ -77,6 +78,9 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
         leaves.append(LeafDescription(dataset_name(index.spec.url), config, **{**found_by, **known}))
     sizes = [each.batch_size for each in operators(dataset) if isinstance(each, BatchDataset)]
     batch_size, plan, packing = sizes[0] if sizes else 1, reader.plan, reader.packing
+    if batch_size > MOST_SAMPLES:
+        hint = f"records have batches of up to {MOST_SAMPLES:,} samples: use smaller ones, or leave out run="
+        raise ConfigError(f"batch_size is {batch_size}", hint=hint)
     per_batch = plan.per_batch if isinstance(plan, BlendPlan) and plan.is_live else batch_size
     return DataDescription(
         describe_plan(plan),

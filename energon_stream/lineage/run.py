@@ -10,6 +10,7 @@ from energon_stream.config.opening import open_all
 from energon_stream.config.references import LeafRef
 from energon_stream.config.view import parse_view
 from energon_stream.errors import (
+    EnergonStreamError,
     NotInRunError,
     ObjectNotFoundError,
     RunDamagedError,
@@ -172,7 +173,11 @@ class TrainingRun:
                 )
                 for leaf in described.leaves
             ]
-            indices = with_starts(open_all(refs), forks=False)
+            try:
+                indices = with_starts(open_all(refs), forks=False)
+            except EnergonStreamError as error:
+                hint = f"{error.hint or 'give back the dataset'}; the run {self.url} names it"
+                raise type(error)(error.what, where=error.where, hint=hint) from error
             for leaf, index in zip(described.leaves, indices, strict=True):
                 if not leaf.is_of(index):
                     raise RunMismatchError(

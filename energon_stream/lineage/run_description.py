@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FORMAT = "energon_stream.run"
 VERSION = 3
 FILE = "run.json"
-_MOST, _MOST_STREAMS = 1 << 60, 1 << 20
+_MOST, _MOST_STREAMS, MOST_SAMPLES = 1 << 60, 1 << 20, 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +160,9 @@ class RunDescription:
                 )
                 for each in fields["datasets"]
             )
+            for size in (each.batch_size for each in datasets):
+                if type(size) is not int or not 0 < size <= MOST_SAMPLES:
+                    raise ValueError(f"its batches have {size!r:.80} samples")
             if not all(leaf.url for each in datasets for leaf in each.leaves):
                 raise ValueError("a dataset has no path")
             segments = tuple(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from repetitions import examples
 
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset, open_run
-from energon_stream.errors import EnergonStreamError
+from energon_stream.errors import EnergonStreamError, RunDamagedError
 from energon_stream.testing.datasets import prepared_captioning_dataset
 
 values = st.sampled_from(
@@ -93,6 +93,7 @@ def ask(run):
 @given(st.integers(0, 1 << 30), values)
 @example(0, [])
 @example(1789043, "")  # a dataset without a path
+@example(68, "x")  # the dataset of another path
 @examples(200)
 def test_a_forged_description(run, at, value):
     fields = json.loads((run / "run.json").read_text())
@@ -106,6 +107,19 @@ def test_a_forged_description(run, at, value):
     (other / "run.json").write_text(json.dumps(forged))
     ask(other)
     shutil.rmtree(other)
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 1 << 19, 1 << 40])
+def test_batches_of_an_impossible_size_are_refused_at_once(run, size):
+    other = shutil.copytree(run, run.parent / f"forged{next(_numbers)}")
+    fields = json.loads((run / "run.json").read_text())
+    fields["datasets"][0]["batch_size"] = size
+    del fields["digest"]
+    text = json.dumps(fields, sort_keys=True)
+    fields["digest"] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    (other / "run.json").write_text(json.dumps(fields))
+    with pytest.raises(RunDamagedError, match=f"its batches have {size} samples"):
+        open_run(str(other)).when("00000003", until=20)
 
 
 @given(st.integers(0, 1 << 30), values)
