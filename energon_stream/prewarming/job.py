@@ -178,8 +178,9 @@ class _Job:
                 verified, damaged = read_back(planner.all_wanted(), progress.advance)
         counted = default_counters().snapshot() - before
         plan = planner.plan(
-            index_requests=max(0, counted.requests.get("get", 0) - filled.requests),
-            index_bytes=max(0, counted.bytes_received - filled.bytes),
+            # Late requests are sent twice by chance, but none of those that fill the cache.
+            index_requests=max(0, counted.requests.get("get", 0) - counted.hedges - filled.requests),
+            index_bytes=max(0, counted.bytes_received - counted.hedged_bytes - filled.bytes),
         )
         warm = total if filled.first_left is None else min(total, filled.first_left)
         return PrewarmResult(
