@@ -123,9 +123,12 @@ def _outcome(reference: Any) -> Outcome:
     try:
         outcome: Outcome = _ray.get(reference)
     except _ray.exceptions.RayError as error:  # the process or the node is gone, or its result
-        text = str(error).strip().partition("\n")[0]
+        lines = str(error).strip().split("\n")
+        if isinstance(error, _ray.exceptions.RayTaskError):  # the function's own errors are outcomes
+            hint = "nodes need the modules of this program: see runtime_env"
+            return Outcome(error=WorkerError(f"a node could not begin a task: {lines[-1]}", hint=hint))
         hint = "see `ray status`; a node that is out of memory kills tasks"
-        return Outcome(error=WorkerError(f"a task lost its process or node: {text}", hint=hint))
+        return Outcome(error=WorkerError(f"a task lost its process or node: {lines[0]}", hint=hint))
     return outcome
 
 

@@ -1,6 +1,7 @@
 """The engine on a Ray cluster of two nodes on this machine; `make ray` installs Ray and runs this."""
 
 from functools import partial
+from pathlib import Path
 
 import engine_tasks
 import pytest
@@ -16,10 +17,18 @@ ray = pytest.importorskip("ray", reason="`make ray` installs Ray and runs this")
 
 def test_a_cluster_of_its_own_listens_on_the_loopback_interface_only(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    (addresses,) = RayEngine().map(engine_tasks.listening, [None])
+    modules = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
+    (addresses,) = RayEngine(runtime_env=modules).map(engine_tasks.listening, [None])
     assert len(addresses) >= 3
     assert {address[-8:] for address in addresses} == {"0100007F"}  # 127.0.0.1
     assert not ray.is_initialized()
+
+
+def test_a_module_that_nodes_lack_is_named(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with pytest.raises(WorkerError, match=r"could not begin a task: .*No module named 'engine_tasks'"):
+        list(RayEngine().map(engine_tasks.listening, [None]))
 
 
 @pytest.fixture(scope="module")
