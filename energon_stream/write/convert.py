@@ -171,9 +171,7 @@ def convert_dataset(
     """
     local = None if tmp_path is None else os.fspath(tmp_path)
     max_size = parse_size(max_size, "max_size")
-    options_given = MetadataOptions(
-        split_ratio, split_patterns, dataset_yaml
-    )  # raises before anything is read
+    published = MetadataOptions(split_ratio, split_patterns, dataset_yaml)  # raises before anything is read
     dealing = parse_dealing(split_ratio)
     plan = plan_conversion(
         source,
@@ -208,7 +206,7 @@ def convert_dataset(
         "options": {"max_size": max_size, "max_count": max_count, "split_ratio": dealing},
     }
     if begin_conversion(store, plan.source.spec.url, document):
-        _check_finished(target, options_given)
+        _check_finished(target, published)
     else:
         job = ConvertJob(
             plan.source, plan.columns, target, plan.num_parts, max_size, max_count, signature, local, check,
@@ -251,15 +249,13 @@ def begin_conversion(store: Store, source: str, document: Mapping[str, Any]) -> 
         known = json.loads(bytes(store.get(CONVERSION).data))
         # Earlier versions noted no options, and dealt tars.
         before = known.get("options", {"split_ratio": ""})
-        changed = [
-            name for name, value in document.get("options", {}).items() if before.get(name, value) != value
-        ]
-        for name in changed:
-            raise ConfigError(
-                f"the folder has this conversion with other options: {name} was {before[name] or None}",
-                where=store.url,
-                hint="go on with those of before, or convert to a new folder",
-            )
+        for name, value in document.get("options", {}).items():
+            if before.get(name, value) != value:
+                raise ConfigError(
+                    f"the folder has this conversion with other options: {name} was {before[name] or None}",
+                    where=store.url,
+                    hint="go on with those of before, or convert to a new folder",
+                )
         if known.get("signature") != document["signature"]:
             raise ConfigError(
                 f"the folder has another conversion, of {known.get('source')}: its source, or the options, are "
@@ -287,10 +283,8 @@ def begin_conversion(store: Store, source: str, document: Mapping[str, Any]) -> 
 def _check_finished(target: StoreSpec, options: MetadataOptions) -> None:
     """Raise ConfigError if a complete dataset has another split or sample type than the options say."""
     metadata = read_metadata(target)
-    if (
-        options.split_patterns is not None
-        and options.split(metadata.shard_counts) != metadata.split.split_parts
-    ):
+    parts = metadata.split.split_parts
+    if options.split_patterns is not None and options.split(metadata.shard_counts) != parts:
         other = "split_patterns"
     elif options.dataset_yaml is not None and options.dataset_yaml != metadata.dataset_yaml:
         other = "the sample type or field map"
