@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from energon_stream import CaptioningSample, WorkerConfig, get_loader, get_train_dataset, get_val_dataset
 from energon_stream.cli.main import main
+from energon_stream.integrations.megatron import install_alias, uninstall_alias
 from energon_stream.testing.datasets import captioning_dataset
 from energon_stream.testing.operator_suite import assert_equal_values
 
@@ -46,10 +47,17 @@ def test_item_02_endless_batches(data):
 
 
 @pytest.mark.parametrize("left_out", SHUFFLED)
-def test_item_03_shuffling_has_defaults(data, left_out):
-    """Under the alias it must be said, as in 7.4.1: ``tests/integrations/test_addresses.py``."""
+def test_item_03_shuffling_must_be_said_under_the_alias(data, left_out):
     given = {name: value for name, value in SHUFFLED.items() if name != left_out}
-    found = get_train_dataset(str(data / "coco"), batch_size=1, **given)
+    install_alias()
+    try:
+        from megatron.energon import get_train_dataset as their_get_train_dataset
+
+        with pytest.raises(TypeError, match=left_out):
+            their_get_train_dataset(str(data / "coco"), batch_size=1, **given)
+    finally:
+        uninstall_alias()
+    found = get_train_dataset(str(data / "coco"), batch_size=1, **given)  # elsewhere it has a default
     assert next(iter(get_loader(found))).__key__
 
 

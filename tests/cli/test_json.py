@@ -9,22 +9,12 @@ import sys
 import click
 import pytest
 from click.testing import CliRunner
+from commands import leaves
 
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_stream.cli.main import main
 from energon_stream.state import dumps
 from energon_stream.testing.datasets import captioning_dataset, prepared_captioning_dataset
-
-
-def leaves(command=main, names=()):
-    """All commands that do something, by their names."""
-    if not isinstance(command, click.Group):
-        yield names, command
-        return
-    with click.Context(command) as context:
-        for name in command.list_commands(context):
-            yield from leaves(command.get_command(context, name), (*names, name))
-
 
 COMMANDS = dict(leaves())
 

@@ -10,6 +10,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
+from commands import leaves
 
 import energon_stream
 from energon_stream import lint_dataset
@@ -51,17 +52,7 @@ FORMS = {  # options that take several values, or a range, in some commands
 }  # fmt: skip
 
 
-def walk(command=main, names=()):
-    """Yield all commands that do something, by their names."""
-    if not isinstance(command, click.Group):
-        yield names, command
-        return
-    with click.Context(command) as context:
-        for name in command.list_commands(context):
-            yield from walk(command.get_command(context, name), (*names, name))
-
-
-COMMANDS = dict(walk())
+COMMANDS = dict(leaves())
 OPTIONS = {
     (names, flag): option
     for names, command in COMMANDS.items()

@@ -534,24 +534,23 @@ def test_the_same_change_is_made_on_other_ranks(folder):
     assert first + second == reference
 
 
+def open_in_store(path, s3_server, workers=0):
+    dataset = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(0, 1, workers, num_streams=1),
+        batch_size=1,
+        shuffle_buffer_size=10,
+        max_samples_per_sequence=4,
+        task_encoder=Texts(),
+        storage_options=s3_server.storage_options,
+    )
+    return get_savable_loader(dataset)
+
+
 def test_a_copy_in_another_bucket_is_the_same_and_another_dataset_is_not(folder, s3_server):
     def open_remote(bucket, names):
-        document = {
-            **V2,
-            "splits": {
-                "train": {"blend": [{"path": f"s3://{bucket}/{name}", "weight": 1} for name in names]}
-            },
-        }
-        dataset = get_train_dataset(
-            document,
-            worker_config=WorkerConfig(0, 1, 0, num_streams=1),
-            batch_size=1,
-            shuffle_buffer_size=10,
-            max_samples_per_sequence=4,
-            task_encoder=Texts(),
-            storage_options=s3_server.storage_options,
-        )
-        return get_savable_loader(dataset)
+        blend = [{"path": f"s3://{bucket}/{name}", "weight": 1} for name in names]
+        return open_in_store({**V2, "splits": {"train": {"blend": blend}}}, s3_server)
 
     for bucket in ("first", "second"):
         for name in "abc":
@@ -616,17 +615,8 @@ def test_one_overwritten_tar_of_many_is_noticed_after_a_copy(folder, caplog):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_overwritten_tars_in_a_store_are_noticed_by_one_listing(folder, s3_server, workers, caplog):
-    def open_remote(bucket="bucket"):
-        dataset = get_train_dataset(
-            f"s3://{bucket}/a",
-            worker_config=WorkerConfig(0, 1, workers, num_streams=1),
-            batch_size=1,
-            shuffle_buffer_size=10,
-            max_samples_per_sequence=4,
-            task_encoder=Texts(),
-            storage_options=s3_server.storage_options,
-        )
-        return get_savable_loader(dataset)
+    def open_remote():
+        return open_in_store("s3://bucket/a", s3_server, workers)
 
     s3_server.upload_folder(folder / "a", "s3://bucket/a")
     _, state = take(open_remote(), 7)
