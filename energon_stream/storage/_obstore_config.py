@@ -195,7 +195,7 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
     if verify is False:
         client["allow_invalid_certificates"] = True
     elif bundle := certificate_bundle(verify):
-        if has_server_authority(bundle):
+        if not (endpoint or "").startswith("http://") and has_server_authority(bundle):
             what = "a certificate to trust is a server's and an authority's (CA:TRUE): obstore accepts no such server"
             raise UnsupportedStoreError(what, hint="Pass transport='auto', or make it with CA:FALSE.")
         client["root_certificate"] = bundle

@@ -151,4 +151,5 @@ def has_server_authority(bundle: str) -> bool:
     context = _ssl.SSLContext(_ssl.PROTOCOL_TLS_CLIENT)
     with suppress(_ssl.SSLError, ValueError):
         context.load_verify_locations(cadata=bundle.encode("ascii", "ignore").decode())
-    return any("subjectAltName" in found for found in context.get_ca_certs())
+    names = (name for found in context.get_ca_certs() for name in found.get("subjectAltName", ()))
+    return any(kind in ("DNS", "IP Address") for kind, _ in names)  # authorities may have an email address

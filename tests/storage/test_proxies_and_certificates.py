@@ -221,6 +221,40 @@ def test_certificates_of_a_gateway(get, gateway, tmp_path, way):
 
 
 @needs_openssl
+def test_an_authority_with_an_address_of_its_own_is_no_server(get, gateway, tmp_path):
+    """As some of the usual authorities have it: the bundle of a system must not change the transport."""
+    plain = certificate(tmp_path, "plain", "basicConstraints=critical,CA:FALSE")
+    authority = tmp_path / "authority.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    command += [
+        "-subj",
+        "/CN=authority",
+        "-keyout",
+        tmp_path / "authority.key",
+        "-out",
+        authority,
+        "-days",
+        "2",
+    ]
+    subprocess.run(
+        [*command, "-addext", "subjectAltName=email:ca@example.org"], check=True, capture_output=True
+    )
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_bytes(authority.read_bytes() + plain[0].read_bytes())
+    for client in ("boto3", "obstore"):
+        assert get(client, {"AWS_CA_BUNDLE": str(bundle)}, gateway(plain)) == b"data"
+
+
+@needs_openssl
 def test_a_certificate_of_an_authority_in_the_bundle(get, gateway, tmp_path):
     """The usual chain: an authority signs a server's certificate, and the bundle has others before it."""
     certificate(tmp_path, "other", "basicConstraints=critical,CA:FALSE")
