@@ -170,7 +170,7 @@ class SavableDataLoader(BasicDataLoader[T]):
                 self._recorder.restore(None, {})
             return
         report: ChangeReport | None = None
-        self._description = describe(self.dataset, again=True)
+        self._description = describe(self.dataset, again=chosen == "continue")
         if chosen == "continue":
             state, report = continue_state(state, self.dataset, self._description)
         rotation, streams, changes, begun = check_rank_state(
