@@ -11,8 +11,8 @@ from contextlib import redirect_stderr
 import pytest
 import torch
 from click.testing import CliRunner
+from commands import leaves
 from hooked_store import hooked
-from test_words import walk
 
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
 from energon_stream.cli.main import in_flags, main
@@ -85,7 +85,7 @@ def test_neither_help_nor_a_wrong_option_of_any_command_needs_torch():
         "        ended = CliRunner().invoke(main, [*command.split(), option])\n"
         "        assert ended.exit_code == status, (command, ended.output)\n"
     )
-    names = [" ".join(names) for names, _ in walk()]
+    names = [" ".join(names) for names, _ in leaves()]
     done = subprocess.run([sys.executable, "-c", program, *names, ""], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(names) > 30
