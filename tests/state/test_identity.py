@@ -55,10 +55,14 @@ def originals(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(originals, tmp_path):
-    """Datasets of this test, which may change them."""
-    shutil.copytree(originals, tmp_path / "data")
-    return tmp_path / "data"
+def folder(originals):
+    """Datasets of this test, which may change them. Their place is the same in all tests."""
+    place = originals.parent / "place"
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(originals, place / "data", ignore=shutil.ignore_patterns(*NAMES[4:]))
+    for name in NAMES[4:]:
+        (place / "data" / name).symlink_to(originals / name)  # no test changes these
+    return place / "data"
 
 
 class Texts(DefaultTaskEncoder):
@@ -138,6 +142,20 @@ def take(loader, count):
     with loader:
         found = [text for batch in islice(loader, count) for each in batch for text in each.split("+")]
         return found, loads(dumps(loader.save_state_rank()))
+
+
+RUNS = {}
+
+
+def run_undisturbed(kind, folder, names, count, following):
+    """The first batches, the state after them, and these batches and the following ones of another run."""
+    key = (kind, folder, *names, count, following)
+    if key not in RUNS:  # once, because ``folder`` is the same for each test, before it changes anything
+        given, state = take(open_loader(kind, folder, names), count)
+        RUNS[key] = (given, dumps(state), take(open_loader(kind, folder, names), count + following)[0])
+    given, state, undisturbed = RUNS[key]
+    assert undisturbed[: len(given)] == given
+    return given, loads(state), undisturbed
 
 
 def of(texts, letter):
@@ -225,9 +243,7 @@ CHANGES = [
 def test_what_is_still_there_goes_on_and_the_rest_is_reported(folder, kind, change):
     before = ["a", "b", "c"]
     steps, following = (300, 500) if kind == "many" else (GIVEN, FOLLOWING)
-    given, state = take(open_loader(kind, folder, before), steps)
-    undisturbed = take(open_loader(kind, folder, before), steps + following)[0]
-    assert undisturbed[: len(given)] == given
+    given, state, undisturbed = run_undisturbed(kind, folder, before, steps, following)
     names, expected = change(folder)
     make = lambda: open_loader(kind, folder, names)  # noqa: E731
     said = refused(make, state)
@@ -304,8 +320,7 @@ def copy(folder):
 @pytest.mark.parametrize("same", [rename, prepare_again, copy], ids=lambda change: change.__name__)
 @pytest.mark.parametrize("kind", ["single", *KINDS])
 def test_the_same_data_goes_on_without_a_word(folder, kind, same, caplog):
-    given, state = take(open_loader(kind, folder, ["a", "b", "c"]), 50)
-    undisturbed = take(open_loader(kind, folder, ["a", "b", "c"]), 150)[0]
+    given, state, undisturbed = run_undisturbed(kind, folder, ["a", "b", "c"], 50, 100)
     folder, names = same(folder)
     loader = open_loader(kind, folder, names)
     caplog.clear()
@@ -345,8 +360,7 @@ def test_appended_shards_behind_replaced_ones_are_no_growth(folder):
 
 
 def test_prepare_append_keeps_the_identity_of_the_first_shards(folder):
-    _, state = take(open_loader("single", folder, ["a"]), 7)
-    undisturbed = take(open_loader("single", folder, ["a"]), 20)[0]
+    _, state, undisturbed = run_undisturbed("single", folder, ["a"], 7, 13)
     put(folder, "more", "a", shards=3)
     shutil.copy(folder / "more" / "data-000002.tar", folder / "a")
     prepare_dataset(str(folder / "a"), append=True, split_ratio=(1, 0, 0))
@@ -367,8 +381,7 @@ def without_identities(state):
 
 
 def test_states_without_identities_go_on_with_one_warning(folder, caplog):
-    _, state = take(open_loader("blend", folder, ["a", "b", "c"]), 50)
-    undisturbed = take(open_loader("blend", folder, ["a", "b", "c"]), 90)[0]
+    _, state, undisturbed = run_undisturbed("blend", folder, ["a", "b", "c"], 50, 40)
     loader = open_loader("blend", folder, ["a", "b", "c"])
     with caplog.at_level(logging.WARNING, "energon_stream"):
         loader.restore_state_rank(without_identities(state))
@@ -423,8 +436,7 @@ def test_plain_tars_have_the_identity_of_the_same_tars_prepared(folder, tmp_path
         )
         return get_savable_loader(dataset)
 
-    _, state = take(open_loader("single", folder, ["a"]), 7)
-    undisturbed = take(open_loader("single", folder, ["a"]), 20)[0]
+    _, state, undisturbed = run_undisturbed("single", folder, ["a"], 7, 13)
     loader = plain("a")
     loader.restore_state_rank(state)
     assert take(loader, 13)[0] == undisturbed[7:]
@@ -659,7 +671,12 @@ def change_at_random(folder, names, rng):
     if what == "reorder":
         return rng.sample(names, len(names))
     if what == "insert":
-        return [*names[:at], rng.choice(free), *names[at:]]
+        new = rng.choice(free)
+        if (folder / new).is_symlink():  # later changes are of a copy
+            original = (folder / new).readlink()
+            (folder / new).unlink()
+            shutil.copytree(original, folder / new)
+        return [*names[:at], new, *names[at:]]
     if what == "remove" and len(names) > 2:
         return [each for each in names if each != name]
     if what in ("rename", "copy"):

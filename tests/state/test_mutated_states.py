@@ -217,21 +217,24 @@ def test_bytes_that_promise_more_than_they_have_are_refused(folder, data):
     assert peak < 50 << 20
 
 
-BOMB = zlib.compress(bytes(1 << 28))
+@pytest.fixture(scope="module")
+def bomb():
+    return zlib.compress(bytes(1 << 28))
 
 
 @pytest.mark.parametrize(
-    "leaves",
+    "make",
     [
-        [[10**12, BOMB, b""]],
-        [[1 << 17, BOMB, b""]] * 100,
-        [[24, BOMB, b"x" * 48]],
-        [[10**10, 10**10, b""]],
-        [[3, BOMB + b"x", b"x" * 6]],
-        [[-1, b"", b""]],
+        lambda bomb: [[10**12, bomb, b""]],
+        lambda bomb: [[1 << 17, bomb, b""]] * 100,
+        lambda bomb: [[24, bomb, b"x" * 48]],
+        lambda bomb: [[10**10, 10**10, b""]],
+        lambda bomb: [[3, bomb + b"x", b"x" * 6]],
+        lambda bomb: [[-1, b"", b""]],
     ],
 )
-def test_compressed_bytes_are_measured_before_they_grow(leaves):
+def test_compressed_bytes_are_measured_before_they_grow(bomb, make):
+    leaves = make(bomb)
     tracemalloc.start()
     with pytest.raises(StateError, match="the datasets with which it was saved"):
         read_leaves(leaves)
