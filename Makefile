@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 TORCHVISION := torch==2.14.1 torchvision==0.29.1
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-# What `make test` leaves out, because it needs environments of its own, or long.
-SUITES := interop convert transforms ray megatron stores docs first-hour test-floor chaos-short
+# What `make test` leaves out, because it needs environments of its own, or long. Every night runs all of them.
+SUITES := test-all interop convert transforms ray megatron stores docs first-hour test-floor chaos-short
 
-.PHONY: demo test test-all unit lint types audit bench peers $(SUITES) suites chaos soak release-check clean
+.PHONY: demo test unit lint types audit bench peers $(SUITES) suites chaos soak release-check clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt

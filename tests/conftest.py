@@ -39,9 +39,16 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Look for examples in the library alone, and not in what the tests share."""
+    """Collect nothing from what the tests share."""
     is_helper = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
     return True if is_helper else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for examples in the library alone, and not in modules of tests."""
+    found = yield
+    return [each for each in found if type(each) is pytest.Module]
 
 
 # A fork costs more in a large process, so tests that start many workers run first.
@@ -85,8 +92,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the imported modules from garbage collection."""
-    gc.collect()
+    """Exclude the imported modules from garbage collection, with the little garbage that importing left."""
     gc.freeze()
 
 
