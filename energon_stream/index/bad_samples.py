@@ -133,9 +133,7 @@ class BadList:
 
     def kinds(self) -> str:
         """Return the most frequent kinds of errors with their counts."""
-        shown = [f"{count:,} {kind}" for kind, count in self._kinds.most_common(_KINDS_SHOWN)]
-        more = len(self._kinds) - len(shown)
-        return "; ".join(shown) + (f"; and {more} other kinds" if more else "")
+        return most_frequent(self._kinds)
 
     def dumps(self) -> bytes:
         """Return the content of a file, and take the list as written."""
@@ -147,6 +145,13 @@ class BadList:
         return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in told).encode(
             "utf-8", "surrogatepass"
         )
+
+
+def most_frequent(kinds: Counter[str]) -> str:
+    """Return the most frequent kinds with their counts, as text."""
+    shown = [f"{count:,} {kind}" for kind, count in kinds.most_common(_KINDS_SHOWN)]
+    more = len(kinds) - len(shown)
+    return "; ".join(shown) + (f"; and {more} other kinds" if more else "")
 
 
 def rank_file(rank: int) -> str:

@@ -22,7 +22,7 @@ from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.session import InProcess
 from energon_stream.loader.workers import Workers
 from energon_stream.pipeline.dataset import SavableDataset, drawing_of
-from energon_stream.pipeline.failures import check_pass
+from energon_stream.pipeline.failures import check_pass, shorten
 from energon_stream.pipeline.stream_runner import BAD_SAMPLES
 from energon_stream.plugins import debug_log
 from energon_stream.samples.tensors import map_tensors
@@ -164,6 +164,7 @@ class BasicDataLoader(ObservedLoader[T]):
                 except BaseException as error:
                     self._bad.add(getattr(error, BAD_SAMPLES, ()))
                     self.close()
+                    shorten(error)
                     raise
                 del step, session
                 # One assignment: a signal handler that saves, or raises, finds the position before or after

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from energon_stream.errors import FatalSampleError
 from energon_stream.fork import begin_child, pickled_error
 from energon_stream.loader.channel import ParentGoneError, Sender, Wire, close_inherited_ends
 from energon_stream.loader.observe.meter import Reporter
 from energon_stream.loader.observe.monitor import answer_monitor
 from energon_stream.loader.resources import allow_many_files, keep_freed_memory, limit_error
 from energon_stream.media import use_pool
+from energon_stream.pipeline.failures import shorten
 from energon_stream.samples.batch_memory import use_batch_memory
 from energon_stream.tracing import start_recording
 
@@ -33,14 +35,22 @@ class Failure:
     """A worker's last message: the error that ended it."""
 
     error: bytes | None  # the pickled error; None if it cannot be pickled
+    cause: bytes | None  # the user's, of a FatalSampleError
     summary: str  # type and text of the error
     trace: str  # its traceback
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Describe an error."""
+        shorten(error)
         trace = "".join(traceback.format_exception(error))
-        return cls(pickled_error(error), f"{type(error).__name__}: {error}", trace)
+        cause = error.__cause__ if isinstance(error, FatalSampleError) else None
+        return cls(
+            pickled_error(error),
+            None if cause is None else pickled_error(cause),
+            f"{type(error).__name__}: {error}",
+            trace,
+        )
 
 
 # Signals that reach the whole process group, and are for the main process: Slurm, Kubernetes and terminals

@@ -119,9 +119,12 @@ class LoaderWorker:
         self._has_sent, self._restarts_in_a_row = True, 0
         if isinstance(message, Failure):
             self._receiver.acknowledge()
-            cause = WorkerError(f"a worker failed\n\n{message.trace}")
+            cause: BaseException = WorkerError(f"a worker failed\n\n{message.trace}")
             if message.error is None:
                 raise WorkerError(f"a worker failed with {message.summary}\n\n{message.trace}")
+            if message.cause is not None:
+                own: BaseException = pickle.loads(message.cause)
+                own.__cause__, cause = cause, own
             raise pickle.loads(message.error) from cause  # written by our own worker
         step, report = message
         self._report = report or self._report

@@ -15,7 +15,7 @@ from energon_stream.pipeline.dataset import (
     function_name,
     is_stateless,
 )
-from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
+from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
 from energon_stream.samples.batch_memory import batching
 
@@ -119,7 +119,8 @@ class BatchDataset(BatchMaker[T_co]):
         batcher_stateless: True if the batcher's result depends on its argument (and the seeds) only.
         batcher_config: A dict that describes it, or a function that returns one; states must match it.
         drop_last: Drop the last batch of a pass if it is not full.
-        failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
+        failure_tolerance: Failures in a row that end the run; 0 tolerates any number. By default the first
+            10 calls do, too, if they fail by one mistake, as of a typo.
         worker_config: Must agree with the inner dataset's, if given.
 
     Example:
@@ -142,7 +143,7 @@ class BatchDataset(BatchMaker[T_co]):
         batcher_stateless: bool = False,
         batcher_config: FunctionConfig = None,
         drop_last: bool = False,
-        failure_tolerance: int = 100,
+        failure_tolerance: int = DEFAULT_TOLERANCE,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from energon_stream.errors import EnergonStreamError
@@ -15,7 +16,8 @@ from energon_stream.printable import printable, strip_credentials
 JOIN_MEMBER: Final = "__join_member__"
 """Attribute of an error: number of the dataset of a join whose sample could not be made."""
 _LONGEST_MESSAGE = 300
-_MOST_CAUSES = 20  # they may be in a circle
+MOST_CAUSES: Final = 20  # they may be in a circle
+_LIBRARY = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
 class SampleRef(NamedTuple):
@@ -121,10 +123,29 @@ class Failures:
         return places or [BadSample(key=key) for key in keys]
 
 
+def entries(trace: TracebackType | None, *, outside: bool) -> list[TracebackType]:
+    """Return the entries of a traceback; those of other code than the library's only if ``outside``."""
+    found = []
+    while trace is not None:
+        if not (outside and trace.tb_frame.f_code.co_filename.startswith(_LIBRARY)):
+            found.append(trace)
+        trace = trace.tb_next
+    return found
+
+
+def place_of(error: BaseException) -> str:
+    """Return the files and lines outside of the library that an error passed, else where it was raised."""
+    names = [_place(entry) for entry in entries(error.__traceback__, outside=True)] or [_line_of(error)]
+    return " > ".join(names if len(names) < 6 else [*names[:3], "…", *names[-2:]])
+
+
+def _place(entry: TracebackType) -> str:
+    return f"{Path(entry.tb_frame.f_code.co_filename).name}:{entry.tb_lineno}"
+
+
 def _line_of(error: BaseException) -> str:
-    """Return the file and line where an error, or what caused it, was raised."""
-    for _ in range(_MOST_CAUSES):
+    """Return the last file and line, of a user's code if any, that an error passed, or what caused it."""
+    for _ in range(MOST_CAUSES):
         error = error.__cause__ or error
-    for frame, line in list(traceback.walk_tb(error.__traceback__))[-1:]:
-        return f"{Path(frame.f_code.co_filename).name}:{line}"
-    return ""
+    found = entries(error.__traceback__, outside=True) or entries(error.__traceback__, outside=False)
+    return _place(found[-1]) if found else ""

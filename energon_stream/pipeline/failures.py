@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType, GeneratorType
@@ -16,6 +17,8 @@ from energon_stream.errors import (
     SkipSample,
     StorageError,
 )
+from energon_stream.index.bad_samples import most_frequent
+from energon_stream.pipeline.failure_notes import MOST_CAUSES, entries, place_of
 from energon_stream.pipeline.time_limit import TimeLimit
 
 if TYPE_CHECKING:
@@ -49,6 +52,20 @@ By Megatron-Energon's conventions they end it as the cause of a ``FatalSampleErr
 _OF_A_SAMPLE = (StopIteration, StopAsyncIteration, RecursionError)
 """Those that one empty or deep sample can cause: handled as other errors, except by Energon's conventions."""
 
+
+class _Default(int):
+    """A tolerance that the user did not choose."""
+
+
+DEFAULT_TOLERANCE: Final = _Default(100)
+"""Failures in a row of one function that end the run."""
+
+_FIRST = 10
+"""Of its first calls, if all make the same mistake in the same line; not by Energon's conventions."""
+
+_MISTAKES = (AttributeError, LookupError, TypeError)
+"""What a typo raises, beside NameError. Other errors, as ValueError, may well be of ten samples in a row."""
+
 _FEW = 4
 """Samples of one of several ranks that may all be bad by chance."""
 
@@ -62,16 +79,18 @@ def field_of(sample: Any, name: str) -> Any:
 
 
 def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
-    """Log the error with the sample's key and sources; the sample is skipped.
+    """Log the error with the sample's key, sources and place, as one line; the sample is skipped.
 
-    It is the handler where ``WorkerConfig.global_error_handler`` is None.
+    It is the handler where ``WorkerConfig.global_error_handler`` is None. At DEBUG, a traceback follows.
 
     Example:
         >>> from energon_stream import log_exception
         >>> log_exception(ValueError("no caption"), {"__key__": "a.tar/7"})
     """
     key = field_of(sample, "__key__")
-    _log.warning("skipping sample %s (%s): %s: %s", key, sources, type(error).__name__, error, exc_info=error)
+    trace = error if _log.isEnabledFor(logging.DEBUG) else None
+    what = type(error).__name__, error, place_of(error)
+    _log.warning("skipping sample %s (%s): %s: %s (%s)", key, sources, *what, exc_info=trace)
 
 
 def reraise_exception(error: Exception, sample: Any, sources: Any = None) -> None:
@@ -92,8 +111,8 @@ def first_of(values: Any) -> Any:
 class FailureGuard:
     """Calls a user's function on samples, counts failures in a row, and calls the job's handler.
 
-    ``tolerance`` failures in a row end the run; 0 tolerates any number. ``describe`` makes the sample that
-    handlers see from the value that the function was called with.
+    ``tolerance`` failures in a row end the run; 0 tolerates any number. By default, ten do if they are those
+    of the first calls, by the same mistake. ``describe`` makes the sample that handlers see from the value.
     """
 
     def __init__(
@@ -110,6 +129,8 @@ class FailureGuard:
         self._limit = None if seconds is None else TimeLimit(seconds)
         self._run: Callable[..., Any] = self.limited(self.active.run)
         self.in_a_row: int = 0  # failures since the last success
+        self._kinds: Counter[str] = Counter()  # of these failures
+        self._looks_for_typos = isinstance(tolerance, _Default) and not self._wraps_fatal
 
     def limited(self, function: Callable[P, T]) -> Callable[P, T]:
         """Return a function that ends with SampleTimeoutError after the job's ``sample_timeout``, if any."""
@@ -129,14 +150,14 @@ class FailureGuard:
         except SkipSample:
             return SKIPPED
         except Exception as error:
-            self.failed(error, value if self._describe is None else self._describe(value), of)
+            self.failed(error, value if self._describe is None else self._describe(value), of, number)
             return SKIPPED
         if self.in_a_row and result is not SKIPPED and not isinstance(result, GeneratorType):
             self.in_a_row = 0
         return result
 
-    def failed(self, error: Exception, sample: Any, of: Items = ()) -> None:
-        """Handle an error, and note the samples; returns if they are to be skipped.
+    def failed(self, error: Exception, sample: Any, of: Items = (), number: int = -1) -> None:
+        """Handle an error of a call with a number, and note the samples; returns if they are to be skipped.
 
         Raises FatalSampleError after too many in a row, and the error itself if it is not about this sample.
         """
@@ -164,14 +185,44 @@ class FailureGuard:
                 raise FatalSampleError.from_sample(sample, message) from raised
         elif is_new:
             log_exception(error, sample, sources)
+        if not self.in_a_row:
+            self._kinds.clear()
         self.in_a_row += 1
-        if self._tolerance and self.in_a_row >= self._tolerance:
+        place = place_of(error)
+        self._kinds[f"{type(error).__name__} ({place})"] += 1
+        is_typo = (
+            self._looks_for_typos
+            and self.in_a_row == number + 1 >= _FIRST
+            and len(self._kinds) == 1
+            and isinstance(error, _MISTAKES)
+        )
+        if is_typo or (self._tolerance and self.in_a_row >= self._tolerance):
             self._failures.drop(self.name, self.in_a_row)  # they tell of the function, not of samples
+            which = f"the first {self.in_a_row} samples" if is_typo else f"{self.in_a_row} samples in a row"
+            kinds = f": {most_frequent(self._kinds)};" if len(self._kinds) > 1 else ","
             raise FatalSampleError(
-                f"{self.in_a_row} samples in a row failed, the last with {type(error).__name__}: {error}",
-                where=f"{self.name}, sources {sources}",
-                hint="fix the function or the data, or raise its failure_tolerance",
+                f"{which} failed{kinds} the last with {type(error).__name__}: {error}",
+                where=f"{self.name}, {place}, sources {sources}",
+                hint="fix the function or the data, or set its failure_tolerance",
             ) from error
+
+
+def shorten(error: BaseException) -> None:
+    """Leave the library's frames out of the tracebacks of a user's error. A log at DEBUG keeps them."""
+    codes = [entry.tb_frame.f_code for entry in entries(error.__traceback__, outside=False)]
+    is_fatal = isinstance(error, FatalSampleError)
+    of_user = FailureGuard.call.__code__ in codes and not isinstance(error, EnergonStreamError)
+    if _log.isEnabledFor(logging.DEBUG) or not (of_user or is_fatal):
+        return
+    one: BaseException | None = error
+    for _ in range(MOST_CAUSES):
+        if one is not None:
+            kept = None
+            for entry in reversed(entries(one.__traceback__, outside=True)):
+                entry.tb_next, kept = kept, entry
+            if kept or (one is error and is_fatal):
+                one.__traceback__ = kept
+            one = one.__cause__ or one.__context__
 
 
 def check_pass(states: Iterable[State | None], ranks: int, kinds: str = "") -> None:

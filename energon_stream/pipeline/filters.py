@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, T, T_co, Wrapper, foreign_key
-from energon_stream.pipeline.failures import FailureGuard
+from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, FailureGuard
 from energon_stream.pipeline.node import (
     END,
     Context,
@@ -59,7 +59,7 @@ class PassThrough(Wrapper[T_co]):
     """Base of operators that look at each element and pass it on unchanged, or drop it."""
 
     node_type = _PassThroughNode
-    failure_tolerance: int = 100
+    failure_tolerance: int = DEFAULT_TOLERANCE
 
     @property
     def pass_length(self) -> int:
@@ -79,7 +79,8 @@ class FilterDataset(PassThrough[T_co]):
         dataset: The inner dataset.
         filter_fn: Returns True for the elements to keep.
         filter_fn_config: A dict that describes it, or a function that returns one; states must match it.
-        failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
+        failure_tolerance: Failures in a row that end the run; 0 tolerates any number. By default the first
+            10 calls do, too, if they fail by one mistake, as of a typo.
         worker_config: Must agree with the inner dataset's, if given.
 
     Example:
@@ -98,7 +99,7 @@ class FilterDataset(PassThrough[T_co]):
         filter_fn: Callable[[T_co], bool],
         *,
         filter_fn_config: FunctionConfig = None,
-        failure_tolerance: int = 100,
+        failure_tolerance: int = DEFAULT_TOLERANCE,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)

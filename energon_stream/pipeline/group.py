@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.batching import BatchMaker
 from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, T, T_co, function_name
-from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
+from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode, read_state
 from energon_stream.schedule.saved import damaged
 
@@ -107,7 +107,8 @@ class GroupBatchDataset(BatchMaker[T_co]):
         batcher_stateless: True if the batcher's result depends on its argument (and the seeds) only.
         batcher_config: A dict that describes it, or a function that returns one; states must match it.
         drop_last: Drop the groups that are not full at the end of a pass.
-        failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
+        failure_tolerance: Failures in a row that end the run; 0 tolerates any number. By default the first
+            10 calls do, too, if they fail by one mistake, as of a typo.
         worker_config: Must agree with the inner dataset's, if given.
 
     Example:
@@ -131,7 +132,7 @@ class GroupBatchDataset(BatchMaker[T_co]):
         batcher_stateless: bool = False,
         batcher_config: FunctionConfig = None,
         drop_last: bool = False,
-        failure_tolerance: int = 100,
+        failure_tolerance: int = DEFAULT_TOLERANCE,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(

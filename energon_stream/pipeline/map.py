@@ -19,7 +19,7 @@ from energon_stream.pipeline.dataset import (
     function_name,
     is_stateless,
 )
-from energon_stream.pipeline.failures import SKIPPED, FailureGuard
+from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, SKIPPED, FailureGuard
 from energon_stream.pipeline.node import (
     Context,
     End,
@@ -228,7 +228,8 @@ class MapDataset(Wrapper[T_co]):
         fn: The function; also accepted by its older name ``map_fn``.
         stateless_map_fn: True if the function's result depends on its argument (and the seeds) only.
         map_fn_config: A dict that describes it, or a function that returns one; states must match it.
-        failure_tolerance: Failures in a row that end the run; 0 tolerates any number.
+        failure_tolerance: Failures in a row that end the run; 0 tolerates any number. By default the first
+            10 calls do, too, if they fail by one mistake, as of a typo.
         ahead: Called with elements some time before ``fn`` is, in order, to begin to fetch what ``fn`` will
             need. It changes no result, and no state.
         worker_config: Must agree with the inner dataset's, if given.
@@ -270,7 +271,7 @@ class MapDataset(Wrapper[T_co]):
         map_fn: Callable[[Any], Any] | None = None,
         stateless_map_fn: bool = False,
         map_fn_config: FunctionConfig = None,
-        failure_tolerance: int = 100,
+        failure_tolerance: int = DEFAULT_TOLERANCE,
         ahead: Callable[[Sequence[Any]], None] | None = None,
         worker_config: WorkerConfig | None = None,
     ) -> None:

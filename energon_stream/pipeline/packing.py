@@ -19,7 +19,7 @@ from energon_stream.pipeline.dataset import (
     function_name,
     is_stateless,
 )
-from energon_stream.pipeline.failures import SKIPPED, FailureGuard, first_of
+from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.map import RunningGenerator, call_again
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
 from energon_stream.schedule.saved import damaged
@@ -271,7 +271,7 @@ class PackingDataset(PackMaker[T_co]):
         pre_packer_failure_tolerance: int | None = None,
         final_packer_failure_tolerance: int | None = None,
         sample_encoder_failure_tolerance: int | None = None,
-        failure_tolerance: int = 100,
+        failure_tolerance: int = DEFAULT_TOLERANCE,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)

@@ -9,6 +9,7 @@ import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import SavableDataset, is_stateless
+from energon_stream.pipeline.failures import DEFAULT_TOLERANCE
 from energon_stream.pipeline.node import Context, End, Item, State, read_state
 from energon_stream.pipeline.pack_keys import piece_of
 from energon_stream.pipeline.packing import PackMaker, PackNode
@@ -146,8 +147,8 @@ class PlannedPackingDataset(PackMaker[Any]):
         final_packer: Callable[[list[Any]], Any],
         *,
         sample_encoder: Callable[[Any], Any] | None = None,
-        final_packer_failure_tolerance: int = 100,
-        sample_encoder_failure_tolerance: int = 100,
+        final_packer_failure_tolerance: int = DEFAULT_TOLERANCE,
+        sample_encoder_failure_tolerance: int = DEFAULT_TOLERANCE,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)

@@ -26,7 +26,7 @@ from energon_stream.index.jsonl_index import JsonlIndex
 from energon_stream.index.shard_starts import with_starts
 from energon_stream.pipeline.blend_shares import tell_shares
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
-from energon_stream.pipeline.failures import FailureGuard
+from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, FailureGuard
 from energon_stream.pipeline.leaf import draw_plan, key_of
 from energon_stream.pipeline.node import (
     END,
@@ -173,7 +173,7 @@ class ReaderDataset(SavableDataset[Any]):
         worker_config: WorkerConfig,
         options: ReadOptions | None = None,
         packing: PackPlan | None = None,
-        failure_tolerance: int = 100,
+        failure_tolerance: int = DEFAULT_TOLERANCE,
     ) -> None:
         self.packing = packing
         self._packs: PerProcess[JobPacks] = PerProcess(drop_inherited=True)

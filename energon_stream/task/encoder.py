@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from energon_stream.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import ConfigError
 from energon_stream.media import CachePool, active_pool
+from energon_stream.pipeline.failures import DEFAULT_TOLERANCE
 from energon_stream.task.build import PipelineBuilder
 from energon_stream.task.cooking import Cooker, check_parameters, parameter_problem
 from energon_stream.task.field_mapping import batch_samples, convert
@@ -57,7 +58,7 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
     """
 
     _has_library_hooks = True
-    __default_failure_tolerance__: int = 100
+    __default_failure_tolerance__: int = DEFAULT_TOLERANCE
 
     decoder: FileStoreDecoder | None = SampleDecoder()
     cookers: Sequence[Cooker[Any]] = ()

@@ -14,6 +14,7 @@ import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
+from energon_stream.pipeline.failures import DEFAULT_TOLERANCE
 from energon_stream.worker import active_config
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def stateless(
             restore their states afterwards. A generator keeps random states of its own between its elements.
             Outside of a pipeline there are no seeds, and the function runs as it is.
         failure_tolerance: Failures in a row of this function that end the run; 0 tolerates any number.
-            Default: the encoder's ``__default_failure_tolerance__``.
+            Default: the encoder's ``__default_failure_tolerance__``; without either, 100, or the first
+            10 calls if they fail by one mistake, as of a typo.
 
     Example:
         >>> import random
@@ -149,6 +151,7 @@ def get_stateless(fn: Callable[..., Any]) -> bool:
     return bool(getattr(fn, "__stateless__", False))
 
 
-def get_failure_tolerance(fn: Callable[..., Any], default_failure_tolerance: int = 100) -> int:
+def get_failure_tolerance(fn: Callable[..., Any], default_failure_tolerance: int = DEFAULT_TOLERANCE) -> int:
     """Return the failure tolerance that a function is marked with, else the default."""
-    return int(getattr(fn, "__failure_tolerance__", default_failure_tolerance))
+    tolerance: int = getattr(fn, "__failure_tolerance__", default_failure_tolerance)
+    return tolerance
