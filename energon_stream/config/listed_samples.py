@@ -147,7 +147,7 @@ def bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
             seen = defaultdict[str, set[str | None]](set)
             with suppress(ObjectNotFoundError):
                 rows = list(look_up(member, wanted, seen))
-                used.update(each for each in samples if _is_seen(each, seen))
+                used.update(each for each in samples if is_seen(each.key, each.shard, seen))
                 samples = [each for each in samples if each.key is None]
         if isinstance(index, JoinIndex):
             found.update(_join_rows(index, number, {(place, offset) for place, _, offset in rows}))
@@ -174,10 +174,11 @@ def bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
     return np.array(sorted(found), dtype=np.int64)
 
 
-def _is_seen(sample: BadSample, seen: Wanted) -> bool:
+def is_seen(key: str | None, shard: str | None, seen: Wanted) -> bool:
+    """Return whether :func:`look_up` found a sample; ``seen`` is what it was given."""
     wanted = defaultdict[str, set[str | None]](set)
-    if sample.key is not None:
-        want(wanted, sample.key, sample.shard)
+    if key is not None:
+        want(wanted, key, shard)
     return any(key in seen and not shards.isdisjoint(seen[key]) for key, shards in wanted.items())
 
 

@@ -15,7 +15,7 @@ import xxhash
 
 from energon_stream.cache.kept_files import KeptFiles, kept_name
 from energon_stream.config.document_keys import ANY, Key, is_number, read_keys
-from energon_stream.config.listed_samples import BadFile, bad_numbers, look_up, want
+from energon_stream.config.listed_samples import BadFile, bad_numbers, is_seen, look_up, want
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.index.bad_samples import is_list
 from energon_stream.index.dataset import WebDatasetIndex
@@ -271,13 +271,14 @@ class _Selecting:
         keys, index = [key for key in self._keys.splitlines() if key], self._index
         if not keys or not isinstance(index, WebDatasetIndex):
             return self.bad
-        wanted = defaultdict[str, set[str | None]](set)
+        wanted, seen = defaultdict[str, set[str | None]](set), defaultdict[str, set[str | None]](set)
         for key in keys:
             want(wanted, key, None)
-        found = {int(index.shard_starts[place]) + number for place, number, _ in look_up(index, wanted)}
-        if len(found) < len(keys):
-            numbers = len(keys) - len(found), len(keys)
-            _log.warning("%s: %d of the %d keys of %s are not in it", index.name, *numbers, self._view)
+        found = {int(index.shard_starts[place]) + number for place, number, _ in look_up(index, wanted, seen)}
+        missing = [key for key in keys if not is_seen(key, None, seen)]
+        if missing:
+            of = f"{len(missing):,} of the {len(keys):,}", self._view, ", ".join(map(repr, missing[:3]))
+            _log.warning("%s: %s keys of %s are not in it: %.300s", index.name, *of)
         return np.union1d(self.bad, np.array(sorted(found), dtype=np.int64))
 
 

@@ -1,5 +1,7 @@
 """Views: the samples that they select, their order, and what is refused."""
 
+import tarfile
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,6 +51,11 @@ def texts(tmp_path):
     folder = prepared_text_dataset(tmp_path / "texts", shards=SHARDS, samples_per_shard=EACH)
     add_table(folder, write_table(tmp_path / "values.parquet", columns()))
     return folder
+
+
+def numbers_in(tar):
+    with tarfile.open(tar) as members:
+        return sorted({int(name.partition(".")[0]) for name in members.getnames()})
 
 
 def train(path, config=ALONE, **options):
@@ -250,6 +257,34 @@ def test_share_and_lists_of_keys(texts, tmp_path):
     left = in_order(texts, exclude=str(tmp_path / "keys.txt"))
     assert left == [number for number in range(SAMPLES) if number not in (3, 50)]
     assert in_order(texts, exclude="duplicate") == [n for n in range(SAMPLES) if n % 3]
+
+
+def test_lines_of_a_file_may_be_the_keys_that_the_loader_gives(texts, tmp_path, caplog):
+    """Both forms, in one file or alone; what no sample has is counted and named."""
+    val = get_val_dataset(texts, batch_size=1, split_part="train", worker_config=ALONE)
+    given = [batch.__key__[0] for batch in val]
+    by_tar = [f"{tar.name}/{n:08d}" for tar in sorted(texts.glob("*.tar")) for n in numbers_in(tar)]
+    assert sorted(given) == sorted(by_tar)  # the form of __key__, by tarfile
+    odd = [
+        *by_tar[:3],
+        "00000050",
+        "data-000000.tar/00000050",
+        "data-000009.tar/00000007",
+        "00000060 ",
+        "",
+        by_tar[0],
+    ]
+    for lines, left_out, missing in [
+        (by_tar[:3], {0, 1, 2}, 0),
+        (odd, {0, 1, 2, 50}, 3),
+        (by_tar[5:6], {5}, 0),
+    ]:
+        caplog.clear()
+        (tmp_path / "keys.txt").write_bytes("\r\n".join(lines).encode())
+        assert in_order(texts, exclude=str(tmp_path / "keys.txt")) == sorted({*range(SAMPLES)} - left_out)
+        told = [record.getMessage() for record in caplog.records if "are not in it" in record.getMessage()]
+        assert [message.count(f"{missing} of the 8 keys") for message in told] == [1] * bool(missing)
+        assert all("'data-000009.tar/00000007', '00000060 '" in message for message in told)
 
 
 def test_a_share_stays_when_shards_are_appended_and_an_old_table_is_refused(texts):
