@@ -6,14 +6,17 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from energon_stream.errors import ConfigError, CostsError
+from energon_stream.index.database import sample_key
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.pipeline.pack_keys import PackPlan
 from energon_stream.schedule import PackSpec
+from energon_stream.schedule.pack_planning import pack_lengths, pack_loads
 from energon_stream.schedule.planned import Overlong
 from energon_stream.tables.costs import check_values, costs_of
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from energon_stream.index.dataset import DatasetIndex
     from energon_stream.read.read_options import ReadOptions
     from energon_stream.schedule.pack_planning import Load
+
+_LOADED = 1024  # samples of a dataset, at most, whose packs tell one load function from another
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +123,6 @@ def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetReques
         )
     step = packing.step(request.config.num_streams, request.batch_size)
     indices = [leaf.index for leaf in mixture.leaves]
-    for index in indices:
-        if index.selection is not None:
-            raise ConfigError(
-                "planned packing reads no views of datasets",
-                where=index.name,
-                hint="leave out where, exclude, share and weight_by, or packing=",
-            )
     if isinstance(packing.cost, str):
         name = packing.cost
         found = request.location.read(
@@ -136,12 +134,32 @@ def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetReques
         raise ConfigError("an array of costs fits one dataset only", hint="give the name of computed costs")
     costs = tuple(_lengths(values, index, packing) for values, index in zip(found, indices, strict=True))
     for values, plan, index in zip(costs, mixture.plans, indices, strict=True):
-        _check_fit(values[plan.start : plan.stop], plan.start, index, packing)
+        used: Any = slice(plan.start, plan.start + plan.num_samples)
+        if index.selection is not None:
+            used = index.selection.samples(np.arange(used.start, used.stop))
+        if (unfit := _unfit(values[used], packing, step)) is not None:
+            at, what, hint = unfit
+            number = int(used[at]) if index.selection is not None else used.start + at
+            tell = partial(_place_of, index, number)
+            where = request.location.read(tell, forks=request.config.num_workers > 0)
+            raise ConfigError(what, where=where, hint=hint)
     digest = hashlib.blake2b(digest_size=8)
     for values in costs:
         digest.update(values.tobytes())
     spec = PackSpec(packing.capacity, step, packing.window, packing.load, packing.overlong)
-    return PackPlan(spec, costs, digest.hexdigest())
+    return PackPlan(spec, costs, digest.hexdigest(), _hash_loads(costs, spec))
+
+
+def _hash_loads(costs: Sequence[Any], spec: PackSpec) -> str | None:
+    """Hash what a load function makes of packs of some samples: another function makes something else."""
+    if not callable(spec.load):
+        return None
+    some = np.concatenate([values[:: -(-len(values) // _LOADED)] for values in costs]).astype(np.int64)
+    lengths = np.minimum(some[some > 0], spec.capacity)
+    pack = pack_lengths(lengths, spec.capacity)
+    loads: Any = [] if pack is None else pack_loads(lengths, pack, int(pack.max(initial=-1)) + 1, spec.load)
+    # Machines differ in the last digits.
+    return hashlib.blake2b(" ".join(f"{load:.9g}" for load in loads).encode(), digest_size=8).hexdigest()
 
 
 def _named(index: DatasetIndex, name: str) -> Any:
@@ -173,20 +191,30 @@ def _lengths(values: Any, index: DatasetIndex, packing: PlannedPacking) -> Any:
     return whole.astype(np.int32) if whole.max(initial=0) < 1 << 31 else whole
 
 
-def _check_fit(values: Any, first: int, index: DatasetIndex, packing: PlannedPacking) -> None:
-    too_long = values > packing.capacity
-    if packing.overlong == "error" and too_long.any():
-        worst = int(np.argmax(values))
-        raise ConfigError(
-            f"{int(too_long.sum())} samples are longer than {packing.capacity}; sample {first + worst} has "
-            f"{values[worst]}",
-            where=index.name,
-            hint="raise the capacity, or pass overlong='drop' or 'split'",
-        )
-    usable = values > 0 if packing.overlong == "split" else (values > 0) & ~too_long
+def _unfit(values: Any, packing: PlannedPacking, step: int) -> tuple[int, str, str] | None:
+    """Return the place of a sample that fits nowhere, what is wrong, and what to do; None if all fit."""
+    capacity, packs = packing.capacity, step * packing.window
+    worst = int(np.argmax(values))
+    longest = int(values[worst])
+    too_long = int((values > capacity).sum())
+    if packing.overlong == "error" and too_long:
+        what = f"{too_long} samples are longer than {capacity:,}; the longest has {longest:,}"
+        return worst, what, f"raise the capacity to {longest}, or pass overlong='drop' or 'split'"
+    if packing.overlong == "split" and longest > packs * capacity:
+        what = f"a sample of {longest:,} is longer than the {packs:,} packs of {capacity:,} of a window"
+        least = f"the capacity to {-(-longest // packs)}, or the window to {-(-longest // (capacity * step))}"
+        return worst, what, f"raise {least}, or leave out samples above the capacity with overlong='drop'"
+    usable = values > 0 if packing.overlong == "split" else (values > 0) & (values <= capacity)
     if not usable.any():
-        raise ConfigError(
-            f"no sample has a length from 1 to {packing.capacity}",
-            where=index.name,
-            hint="raise the capacity, or correct the costs",
-        )
+        what = f"no sample has a length from 1 to {capacity}; the longest has {longest:,}"
+        return worst, what, "raise the capacity, or correct the costs"
+    return None
+
+
+def _place_of(index: DatasetIndex, number: int) -> str:
+    """Return the dataset, shard and key of a sample, for messages."""
+    if not isinstance(index, WebDatasetIndex):
+        return f"{index.name}, sample {number}"
+    shard = int(index.shard_of(np.array([number]))[0])
+    key = sample_key(index, number) or f"sample {number - int(index.shard_starts[shard])}"
+    return f"{index.name}, {index.shard_paths[shard]}, {key}"

@@ -7,12 +7,15 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from energon_stream.cache.cached_store import forget
-from energon_stream.errors import MetadataError
+from energon_stream.errors import MetadataError, ObjectNotFoundError
 from energon_stream.fork import PerProcess
 from energon_stream.index.guarded_sqlite import IndexConnection, connect_local, damaged_index
 from energon_stream.index.remote_sqlite import RemoteDatabase, RemoteFile
@@ -21,6 +24,7 @@ from energon_stream.media import open_once
 from energon_stream.urls import local_path
 
 if TYPE_CHECKING:
+    from energon_stream.index.dataset import WebDatasetIndex
     from energon_stream.storage import Store, StoreSpec
 
 _T = TypeVar("_T")
@@ -118,6 +122,20 @@ class _Slot:
 
 
 _SLOTS: PerProcess[_Slot] = PerProcess()
+
+
+def sample_key(index: WebDatasetIndex, number: int) -> str | None:
+    """Return the key of a sample of a split part, given its number; None if no index of the folder has it."""
+    if index.shard_ids is None:
+        return None
+    shard = int(index.shard_of(np.array([number]))[0])
+    place = int(index.shard_ids[shard]), number - int(index.shard_starts[shard])
+    with suppress(ObjectNotFoundError):
+        rows = index_database(index.spec).rows(
+            "SELECT sample_key FROM samples WHERE tar_file_id = ? AND sample_index = ?", place
+        )
+        return str(rows[0][0]) if rows else None
+    return None
 
 
 def index_database(spec: StoreSpec) -> IndexDatabase:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_stream.errors import ObjectNotFoundError
-from energon_stream.index.database import index_database
+from energon_stream.index.database import index_database, sample_key
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.lineage.answers import StepSample
 
 if TYPE_CHECKING:
     from energon_stream.lineage.segments import RunData
 
-_KEY = "SELECT sample_key FROM samples WHERE tar_file_id = ? AND sample_index = ?"
 _PLACES = "SELECT tar_file_id, sample_index FROM samples WHERE sample_key = ?"
 
 
@@ -38,19 +37,11 @@ def locate(
 
 def _keys(data: RunData, named: Mapping[tuple[int, int], StepSample]) -> dict[Any, str]:
     def look_up(item: tuple[tuple[int, int], StepSample]) -> tuple[tuple[int, int], str | None]:
-        (leaf, number), sample = item
+        leaf, number = item[0]
         index = data.indices[leaf]
         if not isinstance(index, WebDatasetIndex):
             return item[0], str(number)
-        if index.shard_ids is None:
-            return item[0], None
-        shard = int(index.shard_of(np.array([number]))[0])
-        try:
-            database = index_database(index.spec)
-        except ObjectNotFoundError:
-            return item[0], None
-        rows = database.rows(_KEY, (int(index.shard_ids[shard]), sample.index))
-        return item[0], str(rows[0][0]) if rows else None
+        return item[0], sample_key(index, number)
 
     with ThreadPoolExecutor(16) as pool:
         return {ref: key for ref, key in pool.map(look_up, named.items()) if key is not None}

@@ -25,6 +25,7 @@ class PackPlan:
     spec: PackSpec
     costs: tuple[npt.NDArray[np.integer[Any]], ...] = field(repr=False, compare=False)
     digest: str  # of the costs
+    loads: str | None = None  # hash of what a load function makes of some packs; None for a named load
 
     def describe(self) -> dict[str, Any]:
         """Return the options as plain values, with a hash of the lengths."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key, uniform
 
 if TYPE_CHECKING:
@@ -71,7 +72,24 @@ def pack_loads(lengths: Int64Array, pack: Int64Array, packs: int, load: Load) ->
     order = np.argsort(pack, kind="stable")
     ends = np.cumsum(np.bincount(pack, minlength=packs))
     groups = np.split(lengths[order], ends[:-1])
-    return np.array([float(load(group)) for group in groups], dtype=np.float64)
+    return np.array([_load_of(group, load) for group in groups], dtype=np.float64)
+
+
+def _load_of(lengths: Int64Array, load: Callable[[Int64Array], Any]) -> float:
+    """Return what a function makes of a pack. Raises ConfigError if that is no number from 0 on."""
+    cause: Exception | None = None
+    try:
+        value = load(lengths)
+        if not isinstance(value, str) and 0 <= (number := float(value)) < np.inf:
+            return number
+        what = f"is {value!r:.80}"
+    except Exception as error:
+        what, cause = f"cannot be computed: {error!r:.200}", error
+    raise ConfigError(
+        f"the load of a pack {what}",
+        where=f"{getattr(load, '__name__', load)!s:.80} of the lengths {str(lengths.tolist())[:80]}",
+        hint="let the function return a finite number from 0 on",
+    ) from cause
 
 
 def balance(loads: Float64Array, sizes: Sequence[int]) -> Int64Array:

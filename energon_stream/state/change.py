@@ -154,6 +154,9 @@ def _has_concat(plan: Plan) -> bool:
 
 
 def _check_can_have_changed(reader: _Reader, state: Mapping[str, Any], now: Description) -> None:
+    if reader.dataset.packing is not None:
+        why = "; ".join(now.differences(state))
+        raise _refused(f"planned packs are made of all samples, weights and options: {why}")
     if reader.matching is None:
         _check_can_have_grown(reader)
     elif not reader.matching.has_same_shape:
@@ -165,8 +168,6 @@ def _check_can_have_changed(reader: _Reader, state: Mapping[str, Any], now: Desc
             "the order differs: "
             + (now.difference(state, "order") or f"options of shuffling, slices or repetitions of {names[0]}")
         )
-    if reader.differs and reader.dataset.packing is not None:
-        raise _refused("planned packs are made of all samples, and the datasets have changed")
     if reader.differs and _has_concat(reader.dataset.plan):
         raise _refused(
             "datasets that are concatenated have changed, and some stream may not have begun one that others "

@@ -4,7 +4,8 @@ Five hashes tell one dataset from another, and say which part differs::
 
     "fingerprint": {"data": shards and their counts, "order": shuffling, slices, blending without weights,
                     "weights": of all blends, "pipeline": operators without weights,
-                    "content": of the samples, as far as it is known}
+                    "content": of the samples, as far as it is known,
+                    "loads": what a load function of planned packs returns, if there is one}
 
 States of earlier versions lack the content, and the identities of :mod:`energon_stream.state.identity`. Then
 the numbers of shards, a column of :mod:`energon_stream.schedule.packed`, tell whether a dataset grew: the
@@ -15,7 +16,8 @@ bytes of a hash for each leaf, where there are at most 64; else None. Each reade
 
 The options, where they are few, only word errors as well::
 
-    "options": {"pipeline": config() without reader datasets, "orders": fields of the different OrderSpecs}
+    "options": {"pipeline": config() without reader datasets, "orders": fields of the different OrderSpecs,
+                "packing": options of planned packs, if there are any}
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ _PARTS = {
     "weights": "the weights of a blend",
     "pipeline": "the pipeline (batch size, operators, functions)",
     "content": "the samples",
+    "loads": "what the load function of planned packs returns",
 }
+_OPTIONAL = ("content", "loads")  # earlier versions lack them, and "loads" is of load functions alone
+_PACK_OPTIONS = {"costs": "a hash of the costs", "step": "global_batch_size"}
 _ORDER_OPTIONS = {
     "max_samples_per_sequence": "max_samples_per_sequence",
     "shuffle_window": "shuffle_buffer_size",
@@ -80,8 +85,7 @@ class Description:
         """Return, in words, the parts of the fingerprint in which a state differs."""
         saved = state["fingerprint"]
         differing = [name for name in _PARTS if saved.get(name) != self.prints.get(name)]
-        if "content" not in saved:
-            differing = [name for name in differing if name != "content"]
+        differing = [name for name in differing if name in saved or name not in _OPTIONAL]
         matched = self.matched(state)
         if matched is None:
             return [self.difference(state, name) or f"{_PARTS[name]} differs" for name in differing]
@@ -116,7 +120,9 @@ class Description:
             return ""
         try:
             if part == "order":
-                found = list(_changes(_named(kept.get("orders")), _named(now["orders"]), ""))
+                packs = (kept.get("packing"), now.get("packing"))
+                found = [] if None in packs else list(_changes(*packs, ""))
+                found += _changes(_named(kept.get("orders")), _named(now["orders"]), "")
             else:
                 found = list(_changes(kept.get(part), now.get(part), ""))
         except (AttributeError, RecursionError, TypeError, ValueError):  # damaged: the other error is raised
@@ -193,8 +199,16 @@ def describe(dataset: SavableDataset[Any], *, again: bool = False) -> Descriptio
         if order not in orders:
             orders.append(order)
     options = {"pipeline": parts["pipeline"], "orders": orders}
+    plans = [reader.packing for reader in opened if reader.packing is not None]
+    if plans:
+        options["packing"] = [
+            {"type": "planned packs", **{_PACK_OPTIONS.get(key, key): value for key, value in each.items()}}
+            for each in (plan.describe() for plan in plans)
+        ]
     text = json.dumps(options, default=str)
     prints = {name: _hash(part).hex() for name, part in parts.items()}
+    if loads := [plan.loads for plan in plans if plan.loads is not None]:
+        prints["loads"] = _hash(loads).hex()
     if opened:
         prints["content"] = hash_content([(reader, reader.shards) for reader in opened])
     kept = json.loads(text) if len(text) <= _MOST_OPTIONS else None

@@ -210,7 +210,8 @@ def check_rank_state(
     rotation = check_topology(read, config, pass_length)
     differences = description.differences(read)
     if differences:
-        may_continue = read["fingerprint"].get("pipeline") == description.prints["pipeline"]
+        is_packed = any(reader.packing is not None for reader in description.readers)
+        may_continue = read["fingerprint"].get("pipeline") == description.prints["pipeline"] and not is_packed
         raise StateMismatchError(
             f"the state was saved with another dataset: {'; '.join(differences)}",
             hint="pass the datasets and arguments with which the state was saved, or start without a state"

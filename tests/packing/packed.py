@@ -51,6 +51,7 @@ def opened(
     read=None,
     cache=False,
     storage=None,
+    view=None,
     **options,
 ):
     packing = {"cost": "tokens", "capacity": CAPACITY, "window": 2, "overlong": "split"} | options
@@ -68,6 +69,7 @@ def opened(
         read_options=read or ReadOptions(max_ahead=64),
         cache=cache,
         storage_options=storage,
+        **(view or {}),
     )
 
 

@@ -1,0 +1,80 @@
+"""Planned packing together with what else chooses samples: views."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from packed import SAMPLES, opened, taken, tokens, write
+
+from energon_stream import compute_costs, get_savable_loader
+from energon_stream.errors import StateMismatchError
+from energon_stream.prepare.add_tables import add_table
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+CLIP = np.random.default_rng(1).random(SAMPLES)
+WEIGHT = np.arange(SAMPLES) % 4 + 0.5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("views")
+    lengths = np.clip(np.random.default_rng(0).lognormal(2.5, 1.1, SAMPLES), 1, 260).astype(int)
+    path = write(root / "texts", lengths)
+    compute_costs(path, "tokens", tokens)
+    pq.write_table(pa.table({"clip": CLIP, "weight": WEIGHT}), root / "values.parquet")
+    add_table(path, root / "values.parquet")
+    (root / "keys.txt").write_text("data-000001.tar/00040\n00007\n")
+    return path
+
+
+def counted(dataset):
+    """How often each sample of a pass begins."""
+    pieces = (piece for batch in dataset for pack in batch for piece in pack)
+    return Counter(int(key.rpartition("/")[2]) for key, start, _ in pieces if start == 0)
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        ({"where": "clip > 0.5"}, np.flatnonzero(CLIP > 0.5)),
+        ({"exclude": "keys.txt"}, np.delete(np.arange(SAMPLES), [7, 40])),
+        ({"where": "clip > 0.9", "exclude": "keys.txt"}, np.flatnonzero(CLIP > 0.9)),
+    ],
+    ids=["where", "exclude", "both"],
+)
+def test_packs_of_a_view_have_its_samples(folder, view, expected):
+    if "exclude" in view:
+        view = {**view, "exclude": folder.replace("texts", "keys.txt")}
+    found = counted(opened(folder, repeat=False, view=view))
+    assert sorted(found) == expected.tolist()
+    assert set(found.values()) == {1}
+
+
+def test_weights_of_a_view_hold_in_packs(folder):
+    found = counted(opened(folder, repeat=False, view={"weight_by": "weight"}))
+    assert found.total() == SAMPLES
+    assert all(abs(found[n] - WEIGHT[n] / WEIGHT.mean()) < 1 for n in range(SAMPLES))
+
+
+def test_a_view_with_packs_resumes_on_any_ranks_and_no_other_view_does(folder):
+    view = {"where": "clip > 0.3", "share": 0.8}
+    expected = taken(opened(folder, view=view), 40)
+    loader = get_savable_loader(opened(folder, view=view))
+    batches = iter(loader)
+    for _ in range(12):
+        next(batches)
+    state = loader.save_state_global(0)
+    for world in (1, 2, 4):
+        found = [None] * 28
+        for rank in range(world):
+            resumed = get_savable_loader(opened(folder, rank, world, view=view))
+            resumed.restore_state_global(state)
+            again = iter(resumed)
+            found[rank::world] = [next(again)[0] for _ in range(28 // world)]
+            resumed.close()
+        assert found == expected[12:]
+    other = get_savable_loader(opened(folder, view={"where": "clip > 0.4", "share": 0.8}))
+    with pytest.raises(StateMismatchError):
+        other.restore_state_global(state, on_change="continue")
