@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError
@@ -106,7 +108,7 @@ def finish_dataset(
             ``train``.
         split_patterns: ``NAME:PATTERN`` with a regular expression, glob or brace pattern.
         dataset_yaml: Content of ``dataset.yaml``, which says what samples are; None to write no such file.
-            The default is crude samples.
+            The default is the sample type of the writers, or crude samples.
         storage_options: Options of the URL's file system, such as credentials.
         tmp_path: Local folder for the index until it is uploaded; None for the system's.
 
@@ -138,6 +140,8 @@ def finish_dataset(
     if not states:
         raise ConfigError("no writer has written here", where=store.url, hint="check the path")
     parts = states[0][0].parts
+    if dataset_yaml is CRUDE and states[0][0].declared:
+        options = replace(options, dataset_yaml=json.loads(states[0][0].declared))
     complete = {arguments.part for arguments, is_complete in states if is_complete}
     missing = [part for part in range(parts) if part not in complete]
     if missing:

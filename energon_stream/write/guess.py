@@ -10,6 +10,7 @@ from typing import Any
 from energon_stream.write.columns import ColumnMap, PartFrom
 from energon_stream.write.finish import CRUDE
 from energon_stream.write.sources.source import KEY, Row
+from energon_stream.write.typed_samples import FIELD_MAPS
 from energon_stream.write.values import AUTO, IMAGES, extension, is_file_path, value_extension
 
 _TEXTS = ("caption", "text", "txt")
@@ -89,20 +90,17 @@ def guess_dataset_yaml(shapes: Collection[tuple[str, ...]]) -> Mapping[str, Any]
     images = sorted({part for shape in shapes for part in shape if part in IMAGES})
     rest = {tuple(part for part in shape if part not in IMAGES) for shape in shapes}
     one_image = all(sum(part in IMAGES for part in shape) == 1 for shape in shapes)
-    image = {"image": ",".join(images)}
-    known: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {
-        ("txt",): ("CaptioningSample", image | {"caption": "txt"}),
-        ("cls",): ("ImageClassificationSample", image | {"label": "cls"}),
-        ("class.txt", "cls"): (
-            "ImageClassificationSample",
-            image | {"label": "cls", "label_name": "class.txt"},
-        ),
-        (): ("ImageSample", image),
+    known = {
+        ("txt",): "CaptioningSample",
+        ("cls",): "ImageClassificationSample",
+        ("class.txt", "cls"): "ImageClassificationSample",
+        (): "ImageSample",
     }
     if len(rest) == 1 and one_image and (found := known.get(next(iter(rest)))):
-        name, fields = found
+        name, fields = found, {**FIELD_MAPS[found], "image": ",".join(images)}
+        fields |= {"label_name": "class.txt"} if rest == {("class.txt", "cls")} else {}
     elif rest == {("txt",)} and not images:
-        name, fields = "TextSample", {"text": "txt"}
+        name, fields = "TextSample", {**FIELD_MAPS["TextSample"]}
     else:
         return CRUDE
     return {"sample_type": {"__module__": "megatron.energon", "__class__": name}, "field_map": fields}

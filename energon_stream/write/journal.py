@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WRITING = f"{META_FOLDER}/writing"
 _READERS = 16
-_WORDS = {"dealing": "split_ratio"}
+_WORDS = {"dealing": "split_ratio", "declared": "sample_type and field_map"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class PartArguments:
     max_count: int  # largest number of samples in a tar
     signature: str  # version of the source, as the caller names it
     dealing: str = ""  # shares of the split parts among which samples are dealt, see ``parse_dealing``
+    declared: str = ""  # ``dataset.yaml`` of the writer's sample type, as JSON
+    quality: int = 0  # of lossy images; 0 for the default
 
     @property
     def path(self) -> str:
@@ -91,7 +93,9 @@ def resume_part(store: Store, arguments: PartArguments, existing: Collection[str
         is_complete |= of_path and known.part == arguments.part
         for name, value in asdict(known).items():
             now = getattr(arguments, name)
-            if now != value and (name in ("parts", "name", "dealing") or known.part == arguments.part):
+            if now != value and (
+                name in ("parts", "name", "dealing", "declared") or known.part == arguments.part
+            ):
                 raise ConfigError(
                     "the source is not the one that the dataset was begun with"
                     if name == "signature"

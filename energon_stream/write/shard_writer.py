@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -35,8 +36,11 @@ from energon_stream.write.journal import (
     save_part,
 )
 from energon_stream.write.tar_shard import MAX_SIZE, SampleEncoder, TarShard
+from energon_stream.write.typed_samples import TypedSamples
 
 if TYPE_CHECKING:
+    from energon_stream.config.sample_types import SampleType
+    from energon_stream.samples import Sample
     from energon_stream.storage import Store
 
 _TEMPORARY = ".energon-tmp"
@@ -76,6 +80,13 @@ class ShardWriter:
             split part at a time), and for the index; None for the system's.
         first: Number of this writer's first sample among those of all, if it is known: then the shares hold
             for all writers together.
+        sample_type: Type of the samples, a class or the name of one of the library's, for ``dataset.yaml``.
+            ``write`` takes its instances, too.
+        field_map: Part of each field, as in ``dataset.yaml``: ``jpg``, or ``json[caption]``; the first of
+            several is written. None for the usual parts of ``CaptioningSample``, ``ImageSample``,
+            ``ImageClassificationSample`` and ``TextSample``.
+        quality: Quality of JPEG, WebP and AVIF images that are encoded, 1 to 100. None: 95 for JPEG, without
+            loss for WebP, and an image that was opened and not changed keeps its file.
 
     Attributes:
         written: Number of samples in complete shards of this part when the writer was opened, plus those
@@ -113,6 +124,9 @@ class ShardWriter:
         storage_options: Mapping[str, Any] | None = None,
         tmp_path: str | os.PathLike[str] | None = None,
         first: int | None = None,
+        sample_type: SampleType | None = None,
+        field_map: Mapping[str, str] | None = None,
+        quality: int | None = None,
     ) -> None:
         max_size = parse_size(max_size, "max_size")
         if max_size < 1 or (max_count is not None and max_count < 1):
@@ -121,15 +135,25 @@ class ShardWriter:
             raise ConfigError(f"part {part} of {parts} parts", hint="part counts from 0 to parts - 1")
         if not name or any(sign in name for sign in "/\\.\0{}[]*?,"):
             raise ConfigError(f"name is {name!r}", hint="give a plain word, such as train")
+        if quality is not None and not 1 <= quality <= 100:
+            raise ConfigError(f"quality is {quality}", hint="use 1 to 100")
+        typed, declared = None, ""
+        if sample_type is not None or field_map is not None:
+            if dataset_yaml is not CRUDE:
+                raise ConfigError("give either dataset_yaml, or sample_type and field_map")
+            typed = TypedSamples(sample_type, field_map)
+            dataset_yaml, declared = typed.document, json.dumps(typed.document)
         self._options, self._publish = MetadataOptions(split_ratio, split_patterns, dataset_yaml), publish
         dealing = parse_dealing(split_ratio)
-        arguments = PartArguments(part, parts, name, max_size, max_count or 0, signature, dealing)
+        arguments = PartArguments(
+            part, parts, name, max_size, max_count or 0, signature, dealing, declared, quality or 0
+        )
         self._arguments = arguments
         self._dealer = Dealer(dealing) if dealing else None
         self._tmp_path = tmp_path
         self._first = part * _APART if first is None else first
         self._store = StoreSpec(os.fspath(url_or_path), storage_options).open()
-        self._encoder, self._unique = SampleEncoder(), uuid.uuid4().hex
+        self._encoder, self._unique = SampleEncoder(quality, typed), uuid.uuid4().hex
         self._shards: dict[str, TarShard] = {}  # under way, by split part: a round
         self._rounds = 0  # that are complete
         self._upload: Future[None] | None = None
@@ -155,13 +179,13 @@ class ShardWriter:
         """Number of samples by path of this part's complete shards."""
         return self._builder.counts
 
-    def write(self, sample: Mapping[str, Any]) -> None:
+    def write(self, sample: Mapping[str, Any] | Sample) -> None:
         """Write a sample.
 
         Args:
-            sample: The key as ``__key__``, and the parts by name: bytes, or values that fit the extension:
-                ``json`` takes what JSON can hold, ``txt`` a ``str``, ``cls`` an ``int``, ``npy`` an array.
-                Other names that begin with ``__`` are left out.
+            sample: The key as ``__key__``, and the parts by name: bytes, a ``pathlib.Path`` of a file, or
+                values that fit the extension, such as an image of Pillow, an array or a tensor for ``jpg``.
+                Other names that begin with ``__`` are left out. Or an instance of ``sample_type``.
 
         Raises:
             SampleError: The key or a part cannot be written. The writer may be used on.

@@ -6,7 +6,8 @@ import contextlib
 import tarfile
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -15,7 +16,10 @@ from energon_stream.prepare.shard_records import ShardRecord
 from energon_stream.storage.local import named_errors
 from energon_stream.tar.format import TAR_RECORD, split_name
 from energon_stream.tar.scan import HEAD_BYTES, ShardScan, hash_head
-from energon_stream.write.values import encode_part
+from energon_stream.write.values import encode_part, numbered, takes
+
+if TYPE_CHECKING:
+    from energon_stream.write.typed_samples import TypedSamples
 
 MAX_SIZE = 1_000_000_000  # bytes of a tar, by default
 _MOST_NAME = 100  # bytes; a longer name is in a PAX header
@@ -52,17 +56,28 @@ class Encoded:
 
 
 class SampleEncoder:
-    """Turns samples into members of a tar, parts in sorted order, and checks their names."""
+    """Turns samples into members of a tar, parts in sorted order, and checks their names.
 
-    def __init__(self) -> None:
+    ``quality`` is that of lossy images, and ``typed`` says what readers need.
+    """
+
+    def __init__(self, quality: int | None = None, typed: TypedSamples | None = None) -> None:
+        self._quality, self._typed = quality, typed
         self._names: set[str] = set()  # names of parts that are good
 
-    def encode(self, sample: Mapping[str, Any]) -> Encoded:
+    def encode(self, sample: Any) -> Encoded:
         """Return a sample's members. Keys that begin with ``__`` are no parts.
 
         Raises SampleError if the sample has no key or no parts, a name cannot be that of a member, or a value
         does not fit its part.
         """
+        typed = self._typed
+        if not isinstance(sample, Mapping):
+            if typed is None or not isinstance(sample, typed.type):
+                wanted = "a sample_type" if typed is None else typed.type.__name__
+                problem = f"a {type(sample).__name__} is no dict with '__key__' and parts, and no instance of {wanted}"
+                raise SampleError(problem, hint="give sample_type=")
+            sample = typed.parts(sample)
         key = sample.get("__key__")
         if not isinstance(key, str):
             raise SampleError("a sample has no '__key__'", hint="give each sample a string that is its key")
@@ -70,19 +85,29 @@ class SampleEncoder:
         names = sorted(name for name in sample if not name.startswith("__"))
         if not names:
             raise SampleError(f"the sample {key!r:.80} has no parts", hint="leave it out")
-        contents = []
-        for name in names:
+        contents: list[tuple[str, bytes | memoryview]] = []
+        pairs = [pair for name in names for pair in numbered(name, sample[name])]
+        for name, value in sorted(pairs, key=itemgetter(0)):
             if name not in self._names:
                 _check_part(key, name)
                 self._names.add(name)
-            try:
-                contents.append((name, encode_part(name, sample[name])))
-            except (TypeError, ValueError) as error:  # UnicodeEncodeError is a ValueError
-                raise SampleError(
-                    f"sample {key!r:.80}: {error}",
-                    hint="give bytes, or a value that fits the part's extension",
-                ) from error
+            if contents and name == contents[-1][0]:
+                raise SampleError(f"sample {key!r:.80}: the part {name!r:.80} is there twice")
+            contents.append((name, self._encode(key, name, value)))
+        if typed is not None:
+            typed.check(key, [name for name, _ in contents])
         return Encoded(key, contents)
+
+    def _encode(self, key: str, name: str, value: Any) -> bytes | memoryview:
+        if isinstance(value, bytes):
+            return value
+        try:
+            return encode_part(name, value, quality=self._quality)
+        except (TypeError, ValueError, ArithmeticError, RuntimeError, OSError) as error:
+            raise SampleError(
+                f"sample {key!r:.80}: {error} (the part {name!r:.80} got a {type(value).__name__})",
+                hint=takes(name),
+            ) from error
 
 
 class TarShard:

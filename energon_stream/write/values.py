@@ -5,15 +5,24 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import pickle
 import posixpath
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
+
+from energon_stream.decode.images import IMAGE_EXTENSIONS
+from energon_stream.imports import of_extra
+from energon_stream.samples.tensors import map_tensors
 
 _TEXTS = frozenset({"txt", "text", "transcript", "caption", "md", "csv", "html", "xml", "yaml", "srt", "vtt"})
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
-_JSON = frozenset({"json", "jsn"})
+_OBJECTS = frozenset({"json", "jsn", "mp", "msg", "msgpack", "cbor"})
+_LOSSY = frozenset({"JPEG", "WEBP", "AVIF"})
 
 AUTO = "auto"
 """Part of a column whose extension is found out for each value."""
@@ -23,6 +32,7 @@ _VIDEOS = frozenset({"mp4", "avi", "mov", "webm", "mkv"})
 _SOUNDS = frozenset({"mp3", "wav", "flac", "ogg", "opus", "m4a", "aac"})
 _DOCUMENTS = frozenset({"pdf", "txt", "json", "npy", "npz", "pt", "html", "xml", "svg"})
 _FILES = IMAGES | _VIDEOS | _SOUNDS | _DOCUMENTS
+_OPTIONS: Mapping[Any, Any] = {"JPEG": {"quality": 95}, "WEBP": {"lossless": True, "exact": True}}
 _STRUCT = frozenset({"bytes", "path"})
 _MAGIC = (
     (b"\xff\xd8\xff", 0, "jpg"),
@@ -103,110 +113,235 @@ def value_extension(value: Any) -> str | None:
         return "jpg" if getattr(value, "format", None) == "JPEG" else "png"
     if is_array(value):
         return "npy"
-    if isinstance(value, list) and value and all(_is_file(item) for item in value):
+    if isinstance(value, list) and value and all(_is_file(AUTO, item) for item in value):
         return value_extension(value[0])
     return None
 
 
 def parts_of_value(part: str, value: Any, read: Read) -> Iterator[tuple[str, bytes]]:
-    """Yield the parts that a value becomes: none for None, numbered ones for a list of files or images.
+    """Yield the parts that a column's value becomes: none for None, else those of :func:`numbered`.
 
-    Raises TypeError if the part cannot hold the value, and ValueError if its text is not a number where one
-    is needed, or not Unicode.
+    Raises what :func:`encode_part` raises.
     """
-    if value is None or (is_struct(value) and value["bytes"] is None and not value.get("path")):
-        return
-    kind = part.rpartition(".")[2].lower()
-    if isinstance(value, list) and value and kind not in _JSON and all(_is_file(item) for item in value):
-        for number, item in enumerate(value):
-            yield from parts_of_value(f"{number}.{part}", item, read)
-        return
-    if kind == AUTO:
-        kind = value_extension(value) or ("txt" if isinstance(value, str) else "json")
-        part = part[: -len(AUTO)] + kind
-    yield part, bytes(encode_part(part, _fitting(kind, value, read)))
+    for name, item in numbered(part, value):
+        if item is None or (is_struct(item) and item["bytes"] is None and not item.get("path")):
+            continue
+        if name.rpartition(".")[2].lower() == AUTO:
+            found = value_extension(item) or ("txt" if isinstance(item, str) else "json")
+            name = name[: -len(AUTO)] + found
+        yield name, bytes(encode_part(name, item, read=read))
 
 
-def _is_file(value: Any) -> bool:
-    return isinstance(value, bytes) or is_struct(value) or is_image(value)
+def numbered(part: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a part and its value: several, with numbers, for a list of files or images."""
+    kinds = (list, tuple) if (kind := part.rpartition(".")[2].lower()) in IMAGE_EXTENSIONS else (list,)
+    files = kind not in _OBJECTS and isinstance(value, kinds) and all(_is_file(kind, item) for item in value)
+    if files and len(value):
+        yield from ((f"{number}.{part}", item) for number, item in enumerate(value))
+    else:
+        yield part, value
 
 
-def _fitting(kind: str, value: Any, read: Read) -> Any:
+def _is_file(kind: str, value: Any) -> bool:
+    is_picture = is_image(value) or (is_array(value) and kind in IMAGE_EXTENSIONS)
+    return isinstance(value, (bytes, Path)) or is_struct(value) or is_picture
+
+
+def _refuse_path(path: str) -> bytes:
+    raise TypeError(f"it names the file {path!r:.80}, and has no bytes")
+
+
+def _fitting(kind: str, value: Any, read: Read, quality: int | None) -> Any:
     """Return a value that the encoder of parts knows."""
-    if is_struct(value) and kind not in _JSON:
+    if isinstance(value, Path):
+        return value.read_bytes()
+    if is_struct(value) and kind not in _OBJECTS:
         return read(value["path"]) if value["bytes"] is None else value["bytes"]
-    if is_image(value):
-        return _image_bytes(kind, value)
-    if is_array(value):
-        value = value if isinstance(value, np.ndarray) else value.numpy()
-        if kind in IMAGES and value.dtype == np.uint8:
-            from PIL import Image
-
-            return _image_bytes(kind, Image.fromarray(value))
-        return value
+    if is_image(value) or (is_array(value) and kind in IMAGE_EXTENSIONS):
+        return _image_bytes(kind, value if is_image(value) else _picture(value), quality)
+    if is_array(value) and kind not in _TORCH | _OBJECTS:
+        value = _array(value)
+    if kind in _TEXTS | _NUMBERS and isinstance(value, (np.number, np.bool_, np.ndarray)) and value.ndim == 0:
+        value = value.item()
     if kind in _NUMBERS and isinstance(value, str):
         return int(value)
-    if kind not in _JSON and isinstance(value, (datetime.date, datetime.time)):
+    if kind not in _OBJECTS and isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     return value
 
 
-def _image_bytes(kind: str, image: Any) -> bytes:
+def _array(value: Any) -> Any:
+    """Return the array of a tensor, wherever it is; an array as it is."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("an array would lose its mask: give array and mask as two parts")
+    if not is_array(value) or isinstance(value, np.ndarray):
+        return value
+    return value.numpy(force=True) if hasattr(value, "detach") else value.numpy()
+
+
+def _picture(value: Any) -> Any:
+    """Return the image of an array ``[height, width, colours]`` or a tensor ``[colours, height, width]``."""
+    from PIL import Image
+
+    is_tensor = hasattr(value, "detach")
+    array = _array(value.float() if is_tensor and value.is_floating_point() else value)
+    if array.dtype.kind == "f" and array.size:
+        if not (array.min() >= -0.001 and array.max() <= 1.001):  # as webdataset; NaN is neither
+            raise ValueError(f"an image has values from {array.min()} to {array.max()}, and not from 0 to 1")
+        array = np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
+    pixels = np.moveaxis(array, 0, -1) if is_tensor and array.ndim == 3 else array
+    pixels = pixels[..., 0] if pixels.shape[2:] == (1,) else pixels
+    flat = (np.uint8, np.bool_, np.uint16) if pixels.ndim == 2 else (np.uint8,)
+    if pixels.dtype not in flat or not pixels.size or pixels.shape[2:] not in ((), (2,), (3,), (4,)):
+        raise TypeError(f"{array.dtype} of shape {array.shape} is no image")
+    return Image.fromarray(np.ascontiguousarray(pixels))
+
+
+def _image_bytes(kind: str, image: Any, quality: int | None) -> bytes:
     """Return an image's file: as it was read if the format fits, else encoded without loss where possible."""
     from PIL import Image
 
     name = Image.registered_extensions().get(f".{kind}")
-    if name is None:
+    if name not in Image.SAVE:
         raise TypeError(f"the part {kind!r:.40} cannot hold an image")
-    file = getattr(image, "fp", None)
-    if getattr(image, "format", None) == name and file is not None and not file.closed:
-        file.seek(0)
-        data: bytes = file.read()
+    options: dict[str, Any] = _OPTIONS.get(name, {})
+    if name in _LOSSY and quality is not None:
+        options = {"quality": quality}
+    elif getattr(image, "format", None) == name and (data := _untouched_file(image)):
         return data
     buffer = io.BytesIO()
-    lossless = {"lossless": True} if name == "WEBP" else {"quality": 95} if name == "JPEG" else {}
     try:
-        image.save(buffer, name, **lossless)
+        image.save(buffer, name, **options)
     except OSError as error:  # such as transparency in a JPEG
         raise TypeError(f"the part {kind!r:.40} cannot hold the image: {error}") from error
+    if any(_has(image)) and _has(Image.open(buffer)) != _has(image):
+        raise TypeError(
+            f"the part {kind!r:.40} cannot hold the image: it would lose what mode {image.mode} has"
+        )
     return buffer.getvalue()
 
 
-def encode_part(name: str, value: Any) -> bytes | memoryview:
+def _has(image: Any) -> tuple[bool, bool]:
+    """Return whether an image has transparency, and whether its values have more than 8 bits."""
+    return getattr(image, "has_transparency_data", False), image.mode[0] in "IF"
+
+
+def _untouched_file(image: Any) -> bytes | None:
+    """Return the file of an image that was opened, and neither loaded nor changed."""
+    from PIL import Image
+
+    file = getattr(image, "fp", None)
+    if file is None or file.closed or not image.tile or image.tell():
+        return None
+    place = file.tell()
+    file.seek(0)
+    data: bytes = file.read()
+    file.seek(place)
+    with Image.open(io.BytesIO(data)) as whole:  # draft() makes an image smaller before it is loaded
+        return data if (whole.size, whole.mode) == (image.size, image.mode) else None
+
+
+def encode_part(
+    name: str, value: Any, *, read: Read = _refuse_path, quality: int | None = None
+) -> bytes | memoryview:
     """Return the bytes of a part.
 
     Bytes are taken as they are. The extension, which is what follows the last dot of the part's name, decides
-    on other values: ``json`` takes what JSON can hold, ``txt`` and other texts take a ``str`` or a number,
-    ``cls`` and other numbers an ``int``, ``npy`` an array. Raises TypeError if the part cannot hold it.
+    on other values, see :func:`takes`. ``read`` reads the file of a struct without bytes, and ``quality`` is
+    that of lossy images. Raises TypeError or ValueError if the part cannot hold the value, OSError for a file
+    that cannot be read, and RuntimeError of torch.
 
     Example:
         >>> encode_part("json", {"width": 3}), encode_part("txt", "naïve"), encode_part("cls", 7)
         (b'{"width": 3}', b'na\\xc3\\xafve', b'7')
     """
+    extension = name.rpartition(".")[2].lower()
+    value = value if isinstance(value, bytes) else _fitting(extension, value, read, quality)
     if isinstance(value, bytes):
         return value
     if isinstance(value, (bytearray, memoryview)):
         return memoryview(value).cast("B")
-    extension = name.rpartition(".")[2].lower()
-    if extension in _JSON:
-        return json.dumps(value, default=_plain).encode()
-    if extension == "npy" and isinstance(value, (np.ndarray, np.generic, list)):
-        array, buffer = np.asarray(value), io.BytesIO()
-        if array.dtype.hasobject:
-            raise TypeError("an array of Python objects cannot be written as npy")
-        np.save(buffer, array, allow_pickle=False)
-        return buffer.getvalue()
-    if extension in _TEXTS and isinstance(value, (str, int, float, np.number)):
-        return str(value).encode()
-    if extension in _NUMBERS and isinstance(value, (int, np.integer)):
-        return str(int(value)).encode()
-    raise TypeError(f"the part {name!r:.80} cannot hold a value of type {type(value).__name__}")
+    encode: Callable[[Any], bytes]
+    types, _, encode = _ENCODERS.get(extension, _NOTHING)
+    if not isinstance(value, types):
+        raise TypeError(f"the part {name!r:.80} cannot hold a value of type {type(value).__name__}")
+    return encode(value)
+
+
+def takes(name: str) -> str:
+    """Return what a part takes, for messages."""
+    what = _ENCODERS.get(name.rpartition(".")[2].lower(), _NOTHING)[1]
+    return f"the part {name!r:.80} takes bytes, a pathlib.Path of a file{what and ', '}{what}"
 
 
 def _plain(value: Any) -> Any:
     """Return a value for JSON: of an array or a number of numpy, of a date."""
-    if isinstance(value, (np.ndarray, np.generic)):
+    if is_array(value) or isinstance(value, np.generic):
         return value.tolist()
     if hasattr(value, "isoformat"):
         return value.isoformat()
-    raise TypeError(f"JSON cannot hold a value of type {type(value).__name__}")
+    raise TypeError(f"it cannot hold a value of type {type(value).__name__}")
+
+
+def _encode_cbor(value: Any) -> bytes:
+    with of_extra("decode"):
+        import cbor2
+    return bytes(cbor2.dumps(value, default=lambda encoder, inner: encoder.encode(_plain(inner))))
+
+
+def _encode_text(value: Any) -> bytes:
+    return (value if isinstance(value, str) else str(value)).encode()
+
+
+def _encode_npy(value: Any) -> bytes:
+    return _save(np.save, {"arr": value})
+
+
+def _encode_npz(value: Any) -> bytes:
+    return _save(np.savez_compressed, value)
+
+
+def _save(save: Callable[..., None], values: Mapping[str, Any]) -> bytes:
+    arrays, buffer = {name: np.asarray(_array(value)) for name, value in values.items()}, io.BytesIO()
+    if any(array.dtype.hasobject for array in arrays.values()):
+        raise TypeError("an array of Python objects cannot be written without a pickle")
+    save(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def _encode_torch(value: Any) -> bytes:
+    import torch
+
+    buffer = io.BytesIO()
+    try:  # clones, because a view would bring all that it is a view of
+        torch.save(map_tensors(lambda tensor: tensor.detach().cpu().clone(), value), buffer)
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except (AttributeError, pickle.PickleError) as error:
+        raise TypeError(
+            "torch.load(weights_only=True) could not read it: it has more than tensors"
+        ) from error
+    return buffer.getvalue()
+
+
+_TORCH = frozenset({"pth", "pt"})
+_IMAGE = (
+    "an image of Pillow in a mode that the format has, such as image.convert('RGB'), an array [height, width, "
+    "colours] or a tensor [colours, height, width] of uint8 or floats in 0 to 1, or a list of these"
+)
+_JSON = "what JSON can hold, and arrays and dates in it"
+_ROWS: tuple[tuple[Iterable[str], Any, str, Callable[[Any], bytes]], ...] = (
+    (IMAGE_EXTENSIONS, (), _IMAGE, bytes),
+    (("pkl", "pickle", "pyd"), (), "no objects: pickles can run code; use json, npy, npz or pth", bytes),
+    (("json", "jsn"), object, _JSON, lambda value: json.dumps(value, default=_plain).encode()),
+    (("mp", "msg", "msgpack"), object, _JSON, partial(msgpack.packb, default=_plain)),
+    (("cbor",), object, _JSON, _encode_cbor),
+    (("npy",), (np.ndarray, np.generic, list), "an array or list, or a tensor, but of bfloat16", _encode_npy),
+    (("npz",), dict, "a dict of arrays", _encode_npz),
+    (_TORCH, object, "tensors, and dicts and lists of them", _encode_torch),
+    (_TEXTS, (str, int, float), "a str or a number", _encode_text),
+    (_NUMBERS, int, "an int", lambda value: str(int(value)).encode()),
+)
+_ENCODERS: Mapping[str, tuple[Any, str, Callable[[Any], bytes]]] = {
+    kind: (types, what, encode) for kinds, types, what, encode in _ROWS for kind in kinds
+}
+_NOTHING: tuple[Any, str, Any] = ((), "", None)

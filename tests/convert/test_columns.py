@@ -88,7 +88,7 @@ def test_keys(key, row, expected):
     [
         ({"a": "jpg"}, {"a": "x.jpg"}, r"table, row 3: the column 'a' does not fit the part 'jpg'.*--file"),
         ({"a": "txt"}, {"a": {"b": 1}}, "of type dict.*Map it to json"),
-        ({"a": "json"}, {"a": {"b": b"x"}}, "JSON cannot hold a value of type bytes"),
+        ({"a": "json"}, {"a": {"b": b"x"}}, "it cannot hold a value of type bytes"),
         ({"a": "cls"}, {"a": "cat"}, "does not fit the part 'cls'"),
         ({"a": "txt"}, {"a": "\udcff"}, "does not fit the part 'txt'"),
         ({"b": "txt"}, {"a": "x"}, "there is no column 'b'. The columns are a"),

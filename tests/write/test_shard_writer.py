@@ -200,7 +200,7 @@ def test_on_a_store_by_multipart_upload(s3_server, tmp_path):
         ({"__key__": "a", "a/b": b"x"}, "cannot be the name of a part"),
         ({"__key__": "a"}, "has no parts"),
         ({"__key__": "a", "jpg": "text"}, "the part 'jpg' cannot hold a value of type str"),
-        ({"__key__": "a", "json": {1, 2}}, "JSON cannot hold a value of type set"),
+        ({"__key__": "a", "json": {1, 2}}, "it cannot hold a value of type set"),
         ({"__key__": "a", "npy": [object()]}, "array of Python objects"),
         ({"__key__": "a", "txt": "\udcff"}, "sample 'a'"),
     ],
