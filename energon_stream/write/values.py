@@ -215,9 +215,7 @@ def _image_bytes(kind: str, image: Any, quality: int | None) -> bytes:
     except OSError as error:  # such as transparency in a JPEG
         raise TypeError(f"the part {kind!r:.40} cannot hold the image: {error}") from error
     if any(_has(image)) and _has(Image.open(buffer)) != _has(image):
-        raise TypeError(
-            f"the part {kind!r:.40} cannot hold the image: it would lose what mode {image.mode} has"
-        )
+        raise TypeError(f"the part {kind!r:.40} would lose what mode {image.mode} has")
     return buffer.getvalue()
 
 
@@ -293,15 +291,7 @@ def _encode_text(value: Any) -> bytes:
     return (value if isinstance(value, str) else str(value)).encode()
 
 
-def _encode_npy(value: Any) -> bytes:
-    return _save(np.save, {"arr": value})
-
-
-def _encode_npz(value: Any) -> bytes:
-    return _save(np.savez_compressed, value)
-
-
-def _save(save: Callable[..., None], values: Mapping[str, Any]) -> bytes:
+def _save(save: Callable[..., None], /, **values: Any) -> bytes:
     arrays, buffer = {name: np.asarray(_array(value)) for name, value in values.items()}, io.BytesIO()
     if any(array.dtype.hasobject for array in arrays.values()):
         raise TypeError("an array of Python objects cannot be written without a pickle")
@@ -324,6 +314,7 @@ def _encode_torch(value: Any) -> bytes:
 
 
 _TORCH = frozenset({"pth", "pt"})
+_ARRAYS = (np.ndarray, np.generic, list)
 _IMAGE = (
     "an image of Pillow in a mode that the format has, such as image.convert('RGB'), an array [height, width, "
     "colours] or a tensor [colours, height, width] of uint8 or floats in 0 to 1, or a list of these"
@@ -335,8 +326,8 @@ _ROWS: tuple[tuple[Iterable[str], Any, str, Callable[[Any], bytes]], ...] = (
     (("json", "jsn"), object, _JSON, lambda value: json.dumps(value, default=_plain).encode()),
     (("mp", "msg", "msgpack"), object, _JSON, partial(msgpack.packb, default=_plain)),
     (("cbor",), object, _JSON, _encode_cbor),
-    (("npy",), (np.ndarray, np.generic, list), "an array or list, or a tensor, but of bfloat16", _encode_npy),
-    (("npz",), dict, "a dict of arrays", _encode_npz),
+    (("npy",), _ARRAYS, "an array, list or tensor, but of bfloat16", lambda value: _save(np.save, arr=value)),
+    (("npz",), dict, "a dict of arrays", lambda value: _save(np.savez_compressed, **value)),
     (_TORCH, object, "tensors, and dicts and lists of them", _encode_torch),
     (_TEXTS, (str, int, float), "a str or a number", _encode_text),
     (_NUMBERS, int, "an int", lambda value: str(int(value)).encode()),

@@ -153,7 +153,7 @@ def test_pixels_come_back_from_formats_without_loss(written, part, value, mode):
         ("jpg", Image.fromarray(ALPHA), "cannot write mode RGBA as JPEG"),
         ("jpg", ALPHA, "RGBA"),
         ("ppm", ALPHA, "RGBA"),
-        ("bmp", Image.fromarray(ALPHA), "would lose what mode RGBA has"),
+        ("bmp", Image.fromarray(ALPHA), "would lose what mode RGBA"),
         ("webp", DEEP, "would lose what mode I;16 has"),
         ("gif", Image.fromarray(DEEP), "would lose what mode I;16 has"),
         ("jpg", DEEP, "I;16"),
