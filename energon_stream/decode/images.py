@@ -30,7 +30,7 @@ IMAGE_EXTENSIONS: frozenset[str] = frozenset({
 ``avif``, which Pillow reads from version 11.3 on.
 """
 
-_ORIENTATION = 0x0112  # tag of EXIF
+ORIENTATION = 0x0112  # tag of EXIF
 _SIDEWAYS = (5, 6, 7, 8)  # orientations that swap height and width
 
 
@@ -108,16 +108,16 @@ def _meant(image: PILImage, orients: bool, scales: bool) -> PILImage:
     """Return an image turned as its EXIF data says, and with 8 bits, as far as that is wanted."""
     from PIL import Image, ImageOps
 
-    if orients and _orientation(image) != 1:
+    if orients and orientation(image) != 1:
         image = ImageOps.exif_transpose(image)
     if scales and image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return image
 
 
-def _orientation(image: PILImage) -> int:
+def orientation(image: PILImage) -> int:
     """Return how an image is to be turned, as EXIF numbers it; 1 if it is upright."""
-    found: object = image.getexif().get(_ORIENTATION, 1)
+    found: object = image.getexif().get(ORIENTATION, 1)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
@@ -128,7 +128,7 @@ def image_remarks(data: bytes) -> list[str]:
     with Image.open(io.BytesIO(data)) as image:
         has = {
             "several frames, of which the first is decoded": getattr(image, "n_frames", 1) > 1,
-            "an EXIF orientation, which apply_exif_orientation applies": _orientation(image) != 1,
+            "an EXIF orientation, which apply_exif_orientation applies": orientation(image) != 1,
             "grey values of 16 bits, which scale_16_bit scales to 8; without it those above 255 become white": (
                 image.mode.startswith("I;16")
             ),
@@ -158,7 +158,7 @@ def _open_image(
         raise ImageTooLargeError(f"the image has {width:,} x {height:,} pixels")
     if opened.format in ("EPS", "WMF") and not trusted:  # drawn by Ghostscript or Windows
         raise UnsafeImageError(str(opened.format))
-    is_sideways = orients and least_size is not None and _orientation(opened) in _SIDEWAYS
+    is_sideways = orients and least_size is not None and orientation(opened) in _SIDEWAYS
     reduction = reduction_to((width, height) if is_sideways else (height, width), least_size)
     if reduction > 1 and opened.format == "JPEG":
         opened.draft(None, (width // reduction, height // reduction))

@@ -17,7 +17,7 @@ from energon_stream.errors import (
 from energon_stream.tar.format import split_name
 from energon_stream.write.sources.source import KEY, Row
 from energon_stream.write.tar_shard import is_part_name
-from energon_stream.write.values import Read, parts_of_value
+from energon_stream.write.values import Read, parts_of_value, takes
 
 _HINTS = {
     str: "if it is the path of a file, give --file COLUMN, or files=[COLUMN]; else map it to txt or json",
@@ -124,7 +124,7 @@ class ColumnMap:
             if isinstance(error, ColumnError):
                 raise
             columns = ", ".join(f"{column!r:.80}" for column in part.columns)
-            hint = next((hint for kind, hint in _HINTS.items() if isinstance(value, kind)), None)
+            hint = next((hint for kind, hint in _HINTS.items() if isinstance(value, kind)), takes(name))
             raise ColumnError(
                 f"{where}: the column {columns} does not fit the part {name!r:.80}: {error}",
                 hint=error.hint if isinstance(error, ConfigError) else hint,

@@ -80,7 +80,8 @@ class SampleEncoder:
             sample = typed.parts(sample)
         key = sample.get("__key__")
         if not isinstance(key, str):
-            raise SampleError("a sample has no '__key__'", hint="give each sample a string that is its key")
+            problem = f"the '__key__' of a sample is {key!r:.80}"
+            raise SampleError(problem, hint="give each sample a string that is its key")
         _check_key(key)
         names = sorted(name for name in sample if not name.startswith("__"))
         if not names:

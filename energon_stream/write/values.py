@@ -8,14 +8,13 @@ import json
 import pickle
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 
-from energon_stream.decode.images import IMAGE_EXTENSIONS
+from energon_stream.decode.images import IMAGE_EXTENSIONS, ORIENTATION, orientation
 from energon_stream.imports import of_extra
 from energon_stream.samples.tensors import map_tensors
 
@@ -97,6 +96,12 @@ def is_image(value: Any) -> bool:
     return hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "save")
 
 
+def _format(image: Any) -> str | None:
+    """Return the format of an image's file; phones write JPEGs with more pictures, which Pillow calls MPO."""
+    found = getattr(image, "format", None)
+    return "JPEG" if found == "MPO" else found
+
+
 def is_array(value: Any) -> bool:
     """Return True for an array of numpy, or a tensor."""
     return isinstance(value, np.ndarray) or (hasattr(value, "numpy") and hasattr(value, "dtype"))
@@ -110,7 +115,7 @@ def value_extension(value: Any) -> str | None:
         found = "bin" if value["bytes"] is None else find_extension(value["bytes"])
         return extension(value.get("path") or "") or found if found == "bin" else found
     if is_image(value):
-        return "jpg" if getattr(value, "format", None) == "JPEG" else "png"
+        return "jpg" if _format(value) == "JPEG" else "png"
     if is_array(value):
         return "npy"
     if isinstance(value, list) and value and all(_is_file(AUTO, item) for item in value):
@@ -193,7 +198,7 @@ def _picture(value: Any) -> Any:
     pixels = pixels[..., 0] if pixels.shape[2:] == (1,) else pixels
     flat = (np.uint8, np.bool_, np.uint16) if pixels.ndim == 2 else (np.uint8,)
     if pixels.dtype not in flat or not pixels.size or pixels.shape[2:] not in ((), (2,), (3,), (4,)):
-        raise TypeError(f"{array.dtype} of shape {array.shape} is no image")
+        raise TypeError(f"{value.dtype} of shape {tuple(value.shape)} is no image")
     return Image.fromarray(np.ascontiguousarray(pixels))
 
 
@@ -207,21 +212,32 @@ def _image_bytes(kind: str, image: Any, quality: int | None) -> bytes:
     options: dict[str, Any] = _OPTIONS.get(name, {})
     if name in _LOSSY and quality is not None:
         options = {"quality": quality}
-    elif getattr(image, "format", None) == name and (data := _untouched_file(image)):
+    elif _format(image) == name and (data := _untouched_file(image)):
         return data
     buffer = io.BytesIO()
     try:
+        image.load()  # which turns a TIFF
+        wanted, exif = _has(image), Image.Exif()
+        if wanted["the EXIF orientation"] != 1:
+            exif[ORIENTATION] = wanted["the EXIF orientation"]
+            options = {**options, "exif": exif}
         image.save(buffer, name, **options)
-    except OSError as error:  # such as transparency in a JPEG
+    except (OSError, SyntaxError, MemoryError) as error:  # such as transparency in a JPEG, or no pixels
         raise TypeError(f"the part {kind!r:.40} cannot hold the image: {error}") from error
-    if any(_has(image)) and _has(Image.open(buffer)) != _has(image):
-        raise TypeError(f"the part {kind!r:.40} would lose what mode {image.mode} has")
+    if wanted != _NOTHING_MORE:
+        found = _has(Image.open(buffer))
+        if lost := [what for what in wanted if found[what] != wanted[what]]:
+            raise TypeError(f"the part {kind!r:.40} would lose {lost[0]} of mode {image.mode}")
     return buffer.getvalue()
 
 
-def _has(image: Any) -> tuple[bool, bool]:
-    """Return whether an image has transparency, and whether its values have more than 8 bits."""
-    return getattr(image, "has_transparency_data", False), image.mode[0] in "IF"
+_NOTHING_MORE = {"the transparency": False, "the depth": False, "the EXIF orientation": 1}
+
+
+def _has(image: Any) -> dict[str, int]:
+    """Return what an image has that its pixels in 8 bits have not."""
+    clear = getattr(image, "has_transparency_data", False) and image.convert("RGBA").getextrema()[3][0] < 255
+    return dict(zip(_NOTHING_MORE, (clear, image.mode[0] in "IF", orientation(image)), strict=True))
 
 
 def _untouched_file(image: Any) -> bytes | None:
@@ -269,7 +285,7 @@ def encode_part(
 def takes(name: str) -> str:
     """Return what a part takes, for messages."""
     what = _ENCODERS.get(name.rpartition(".")[2].lower(), _NOTHING)[1]
-    return f"the part {name!r:.80} takes bytes, a pathlib.Path of a file{what and ', '}{what}"
+    return f"the part {name!r:.80} takes bytes, a pathlib.Path of a file, {what}"
 
 
 def _plain(value: Any) -> Any:
@@ -284,7 +300,16 @@ def _plain(value: Any) -> Any:
 def _encode_cbor(value: Any) -> bytes:
     with of_extra("decode"):
         import cbor2
-    return bytes(cbor2.dumps(value, default=lambda encoder, inner: encoder.encode(_plain(inner))))
+    try:
+        return bytes(cbor2.dumps(value, default=lambda encoder, inner: encoder.encode(_plain(inner))))
+    except cbor2.CBORError as error:  # such as a time without a zone
+        raise TypeError(str(error)) from error
+
+
+def _encode_msgpack(value: Any) -> bytes:
+    data: bytes = msgpack.packb(value, default=_plain)
+    msgpack.unpackb(data, strict_map_key=False)  # a tuple can be a key here, but not where it is read
+    return data
 
 
 def _encode_text(value: Any) -> bytes:
@@ -316,17 +341,19 @@ def _encode_torch(value: Any) -> bytes:
 _TORCH = frozenset({"pth", "pt"})
 _ARRAYS = (np.ndarray, np.generic, list)
 _IMAGE = (
-    "an image of Pillow in a mode that the format has, such as image.convert('RGB'), an array [height, width, "
-    "colours] or a tensor [colours, height, width] of uint8 or floats in 0 to 1, or a list of these"
+    "an image of Pillow in a mode that the format has, such as image.convert('RGB') (png has 16 bits and "
+    "transparency), an array [height, width, colours] or a tensor [colours, height, width] of uint8 or floats "
+    "in 0 to 1, or a list of these"
 )
-_JSON = "what JSON can hold, and arrays and dates in it"
+_JSON = "what JSON can hold, and arrays and dates in it; make others str, float or dict before"
+_ARRAY = "an array, list or tensor that NumPy has a type for, so give .float() of bfloat16, or use pth"
 _ROWS: tuple[tuple[Iterable[str], Any, str, Callable[[Any], bytes]], ...] = (
     (IMAGE_EXTENSIONS, (), _IMAGE, bytes),
     (("pkl", "pickle", "pyd"), (), "no objects: pickles can run code; use json, npy, npz or pth", bytes),
     (("json", "jsn"), object, _JSON, lambda value: json.dumps(value, default=_plain).encode()),
-    (("mp", "msg", "msgpack"), object, _JSON, partial(msgpack.packb, default=_plain)),
+    (("mp", "msg", "msgpack"), object, _JSON, _encode_msgpack),
     (("cbor",), object, _JSON, _encode_cbor),
-    (("npy",), _ARRAYS, "an array, list or tensor, but of bfloat16", lambda value: _save(np.save, arr=value)),
+    (("npy",), _ARRAYS, _ARRAY, lambda value: _save(np.save, arr=value)),
     (("npz",), dict, "a dict of arrays", lambda value: _save(np.savez_compressed, **value)),
     (_TORCH, object, "tensors, and dicts and lists of them", _encode_torch),
     (_TEXTS, (str, int, float), "a str or a number", _encode_text),
@@ -335,4 +362,8 @@ _ROWS: tuple[tuple[Iterable[str], Any, str, Callable[[Any], bytes]], ...] = (
 _ENCODERS: Mapping[str, tuple[Any, str, Callable[[Any], bytes]]] = {
     kind: (types, what, encode) for kinds, types, what, encode in _ROWS for kind in kinds
 }
-_NOTHING: tuple[Any, str, Any] = ((), "", None)
+_NOTHING: tuple[Any, str, Any] = (
+    (),
+    "and nothing else: other values need an extension such as jpg, txt, cls, json, npy or pth",
+    None,
+)

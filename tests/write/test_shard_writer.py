@@ -189,7 +189,7 @@ def test_on_a_store_by_multipart_upload(s3_server, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"txt": "x"}, "no '__key__'"),
+        ({"txt": "x"}, "the '__key__' of a sample is None"),
         ({"__key__": "a.b", "txt": "x"}, "cannot be a sample key"),
         ({"__key__": "../a", "txt": "x"}, "cannot be a sample key"),
         ({"__key__": "/a", "txt": "x"}, "cannot be a sample key"),

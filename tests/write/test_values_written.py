@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import webdataset
-from PIL import Image
+from PIL import Image, ImageOps
 from webdataset.writer import TarWriter
 
 from energon_stream import (
@@ -69,6 +69,14 @@ def opened(image, kind, **options):
     image.save(file, kind, **options)
     file.seek(0)
     return Image.open(file), file.getvalue()
+
+
+def turned(kind="JPEG", orientation=6):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image, _ = opened(Image.fromarray(PIXELS), kind, exif=exif)
+    image.load()
+    return image
 
 
 def webdataset_parts(sample):
@@ -153,9 +161,9 @@ def test_pixels_come_back_from_formats_without_loss(written, part, value, mode):
         ("jpg", Image.fromarray(ALPHA), "cannot write mode RGBA as JPEG"),
         ("jpg", ALPHA, "RGBA"),
         ("ppm", ALPHA, "RGBA"),
-        ("bmp", Image.fromarray(ALPHA), "would lose what mode RGBA"),
-        ("webp", DEEP, "would lose what mode I;16 has"),
-        ("gif", Image.fromarray(DEEP), "would lose what mode I;16 has"),
+        ("bmp", Image.fromarray(ALPHA), "would lose the transparency of mode RGBA"),
+        ("webp", DEEP, "would lose the depth of mode I;16"),
+        ("gif", Image.fromarray(DEEP), "would lose the depth of mode I;16"),
         ("jpg", DEEP, "I;16"),
         ("png", PIXELS * 1.0, r"values from 0.0 to 255.0, and not from 0 to 1"),
         ("png", np.full((2, 2), np.nan), "from nan"),
@@ -182,6 +190,13 @@ def test_pixels_come_back_from_formats_without_loss(written, part, value, mode):
         ("json", {"a": Image.fromarray(PIXELS)}, "cannot hold a value of type Image"),
         ("msg", {"a": 1 << 70}, "cannot hold a value of type int"),
         ("msg", {"a": {1, 2}}, "cannot hold a value of type set"),
+        ("msg", {(1, 2): 3}, "unhashable"),  # msgpack writes it, and cannot read it
+        ("cbor", datetime.datetime(2024, 1, 1), "naive datetime"),
+        ("bmp", turned(), "would lose the EXIF orientation of mode RGB"),
+        ("webp", Image.new("RGB", (0, 0)), "cannot hold the image"),
+        ("gif", Image.new("L", (70_000, 1)), "too big"),
+        ("image", Image.fromarray(PIXELS), "cannot hold an image.* values need an extension such as jpg"),
+        ("score", 0.5, "type float .* values need an extension such as jpg"),
         ("txt", None, "cannot hold a value of type NoneType"),
         ("txt", ["a", "b"], "cannot hold a value of type list"),
         ("txt", np.array(["a", "b"]), "cannot hold a value of type ndarray"),
@@ -324,6 +339,32 @@ def test_an_opened_image_keeps_its_file_until_it_is_changed(written):
     decoded = np.asarray(Image.open(io.BytesIO(same)))
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(found["seen.png"]))), decoded)
     assert np.array_equal(np.asarray(image), decoded)  # it can still be loaded
+
+
+@pytest.mark.parametrize("part", ["jpg", "png", "webp", "tif"])
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_a_photo_that_lies_on_its_side_does_so_when_written(written, part, orientation):
+    image = turned("PNG", orientation)
+    data = written({part: image}, quality=100)[part]
+    found = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    expected = np.asarray(ImageOps.exif_transpose(image))
+    assert found.shape == expected.shape
+    assert part in ("jpg", "webp") or np.array_equal(found, expected)
+
+
+def test_a_photo_of_a_phone_keeps_its_file(written):
+    image, data = opened(
+        Image.fromarray(PIXELS), "MPO", save_all=True, append_images=[Image.fromarray(PIXELS)]
+    )
+    assert image.format == "MPO"
+    assert written({"jpg": image})["jpg"] == data
+
+
+@pytest.mark.parametrize("part", ["webp", "bmp"])
+def test_transparency_that_nothing_shows_through_is_not_lost(written, part):
+    image = Image.fromarray(PIXELS).convert("RGBA")
+    found = Image.open(io.BytesIO(written({part: image})[part])).convert("RGB")
+    assert np.array_equal(np.asarray(found), PIXELS)
 
 
 @pytest.mark.parametrize(("part", "name"), [("jpg", "JPEG"), ("webp", "WEBP")])
