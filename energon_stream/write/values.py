@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import posixpath
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import msgpack
 import numpy as np
 
 from energon_stream.decode.images import IMAGE_EXTENSIONS, ORIENTATION, orientation
+from energon_stream.decode.unpacking import check_pth
 from energon_stream.imports import of_extra
 from energon_stream.samples.tensors import map_tensors
 
@@ -330,6 +332,7 @@ def _encode_torch(value: Any) -> bytes:
     buffer = io.BytesIO()
     try:  # clones, because a view would bring all that it is a view of
         torch.save(map_tensors(lambda tensor: tensor.detach().cpu().clone(), value), buffer)
+        check_pth(buffer.getvalue(), sys.maxsize)
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except (AttributeError, pickle.PickleError) as error:
         raise TypeError(

@@ -184,6 +184,7 @@ def test_pixels_come_back_from_formats_without_loss(written, part, value, mode):
         ("pth", {"when": datetime.date(2024, 1, 1)}, "weights_only=True"),
         ("pth", {"f": lambda: 0}, "weights_only=True"),
         ("pth", {"a": PIXELS}, "weights_only=True"),
+        ("pth", {"a": bytearray(b"x")}, "bytearray"),
         ("pkl", {"a": 1}, "cannot hold a value of type dict"),
         ("pyd", [1], "cannot hold a value of type list"),
         ("json", {"a": b"raw"}, "cannot hold a value of type bytes"),
