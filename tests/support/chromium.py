@@ -23,7 +23,7 @@ class Tab:
     """One page. Create it with :func:`open_tab`."""
 
     def __init__(self, socket):
-        self._socket, self._asked = socket, 0
+        self._socket, self._asked, self._events = socket, 0, []
 
     async def call(self, method, **parameters):
         """Call a method of the protocol, and return its result."""
@@ -34,6 +34,7 @@ class Tab:
             if answer.get("id") == self._asked:
                 assert "error" not in answer, answer
                 return answer["result"]
+            self._events.append(answer.get("method"))
 
     async def run(self, script):
         """Return the value of an expression, awaited if it is a promise."""
@@ -66,6 +67,18 @@ class Tab:
         await self.call("Page.navigate", url=url)
         await self.until(f"location.href !== 'about:blank' && {ready}")
 
+    async def text(self, url):
+        """Go to a page; its elements when 20 seconds have passed for its scripts, and nothing is loading."""
+        await self.call("Page.navigate", url="about:blank")
+        await self.call("Emulation.setVirtualTimePolicy", policy="pause")
+        await self.call("Page.navigate", url=url)
+        self._events.clear()
+        policy = {"policy": "pauseIfNetworkFetchesPending", "budget": 20_000}
+        await self.call("Emulation.setVirtualTimePolicy", **policy)
+        while "Emulation.virtualTimeBudgetExpired" not in self._events:
+            self._events.append((await self._socket.receive_json(timeout=SECONDS)).get("method"))
+        return await self.run("document.documentElement.outerHTML")
+
     async def press(self, key):
         """Press and release a key, such as ``ArrowRight``."""
         number = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}[key]
@@ -82,11 +95,11 @@ class Tab:
 
 
 @asynccontextmanager
-async def open_tab():
+async def open_tab(*options):
     """Start a chromium with a profile of its own; it ends with the block."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [CHROMIUM, "--headless", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
-        command += [f"--user-data-dir={profile}", "--remote-debugging-port=0"]
+        command += [f"--user-data-dir={profile}", "--remote-debugging-port=0", *options]
         command += ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = subprocess.Popen(
             [*command, "about:blank"],

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import html
-import os
 import re
-import signal
-import subprocess
 from urllib.parse import urlencode
 
 import pytest
@@ -21,39 +17,21 @@ from energon_stream.tools.browse import serving
 from energon_stream.tools.browse.training import Run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium")
-SECONDS = 240
 
 
 @pytest.fixture
-def dom(tmp_path):
+def dom():
     """Return the text of the page when its scripts have run and its data has come."""
+    with asyncio.Runner() as runner:
+        opening = open_tab("--autoplay-policy=no-user-gesture-required")
+        tab = runner.run(opening.__aenter__())
 
-    def read(served, **state):
-        url = f"{served.url}#{urlencode(state)}" if state else served.url
-        command = [
-            CHROMIUM,
-            "--headless",
-            "--disable-gpu",
-            "--no-first-run",
-            f"--user-data-dir={tmp_path}/profile",
-        ]
-        command += ["--no-sandbox"] if os.geteuid() == 0 else []
-        command += [
-            "--autoplay-policy=no-user-gesture-required",
-            "--virtual-time-budget=20000",
-            "--dump-dom",
-            url,
-        ]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-        ) as browser:
-            try:
-                return browser.communicate(timeout=SECONDS)[0]
-            finally:  # its children too
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(browser.pid, signal.SIGKILL)
+        def read(served, **state):
+            url = f"{served.url}#{urlencode(state)}" if state else served.url
+            return runner.run(tab.text(url))
 
-    return read
+        yield read
+        runner.run(opening.__aexit__(None, None, None))
 
 
 def titles(text):
