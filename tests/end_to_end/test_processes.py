@@ -44,7 +44,9 @@ def test_a_job_that_loses_a_rank_goes_on_with_fewer_and_with_more(monkeypatch, c
     """torchrun: three ranks, one of them killed, then two, then four; P15 with real processes."""
     monkeypatch.syspath_prepend(EXAMPLES)
     demo = importlib.import_module("elastic_demo")
-    forks = SimpleNamespace(run=subprocess.run, Popen=lambda command, env: children.start(*command[1:], env=env))
+    forks = SimpleNamespace(
+        run=subprocess.run, Popen=lambda command, env: children.start(*command[1:], env=env)
+    )
     monkeypatch.setattr(demo, "subprocess", forks)  # which need not import torch
     assert demo.main() == 0
     printed = capsys.readouterr().out
