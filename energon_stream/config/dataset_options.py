@@ -20,6 +20,7 @@ from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.limits import Limits
 from energon_stream.logs import warn_deprecated
+from energon_stream.pipeline.packing import BufferSize, check_buffer_size
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.samples import CrudeSample
 from energon_stream.schedule import OrderSpec
@@ -165,7 +166,7 @@ class DatasetRequest:
     cookers: Sequence[Cooker[Any]]  # they get the crude samples, and limit which parts are read
     limits: ReadOptions
     batch_size: int | None
-    packing_buffer_size: int | None
+    packing_buffer_size: BufferSize | None
 
     @classmethod
     def of(
@@ -174,7 +175,7 @@ class DatasetRequest:
         split_part: str,
         options: DatasetOptions,
         batch_size: int | None = None,
-        packing_buffer_size: int | None = None,
+        packing_buffer_size: BufferSize | None = None,
         *,
         multiplier: int | None = 1,
         with_cookers: bool = True,
@@ -253,14 +254,14 @@ def _with_handler(config: WorkerConfig, handler: Callable[[Exception, Any], Any]
     return replace(config, global_error_handler=call)
 
 
-def _limits(limits: ReadOptions, batch_size: int | None, packing_buffer_size: int | None) -> ReadOptions:
+def _limits(limits: ReadOptions, batch_size: int | None, packing_buffer: BufferSize | None) -> ReadOptions:
     check_whole("batch_size", batch_size, 1, "use 1 or more, or None")
-    check_whole("packing_buffer_size", packing_buffer_size, 1, "use 1 or more, or None")
+    check_buffer_size(packing_buffer)
     if limits.first_samples is not None:
         return limits
     # The first batch is fetched in small requests, so that it arrives early. Packing needs a full buffer
     # before it.
-    return replace(limits, first_samples=packing_buffer_size or batch_size or 8)
+    return replace(limits, first_samples=(packing_buffer != "stream" and packing_buffer) or batch_size or 8)
 
 
 def cache_layer(cache: CacheOption) -> CacheLayer | None:

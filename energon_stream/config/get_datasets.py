@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from energon_stream.config.opening import PathOption
     from energon_stream.config.references import AnyLeafRef, Draws
     from energon_stream.config.sample_types import SampleType
+    from energon_stream.pipeline.packing import BufferSize
     from energon_stream.samples import Sample
     from energon_stream.worker import WorkerConfig
 
@@ -37,7 +38,7 @@ class _Options(OpeningOptions, total=False):
     worker_config: WorkerConfig | None
     split_part: str
     batch_drop_last: bool
-    packing_buffer_size: int | None
+    packing_buffer_size: BufferSize | None
     ends: Ends
 
 
@@ -89,7 +90,7 @@ def get_train_dataset(
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     split_part: str = "train",
     batch_drop_last: bool = False,
-    packing_buffer_size: int | None = None,
+    packing_buffer_size: BufferSize | None = None,
     packing: PlannedPacking | None = None,
     virtual_epoch_length: int = 0,
     shuffle_over_epochs_multiplier: int | None = 1,
@@ -112,7 +113,8 @@ def get_train_dataset(
         max_samples_per_sequence: Samples that are read in sequence before another place is read. Smaller is
             more random, and costs more requests. None reads the shards whole.
         batch_drop_last: Whether a last batch that is not full is dropped.
-        packing_buffer_size: Samples to select packs from; None for no packing.
+        packing_buffer_size: Samples to select packs from; ``"stream"`` for ``select_next_pack``, which takes
+            what it needs; None for no packing.
         packing: Packs that are planned for the whole job; see :class:`PlannedPacking`. ``batch_size`` counts
             packs.
         virtual_epoch_length: Batches of one epoch of one rank; 0 for none. Its product with the number of
@@ -205,7 +207,7 @@ def get_val_dataset(  # noqa: D417 # get_train_dataset describes the other argum
     task_encoder: TaskEncoder[Any, Any, Any, Any] | None = None,
     split_part: str = "val",
     batch_drop_last: bool = False,
-    packing_buffer_size: int | None = None,
+    packing_buffer_size: BufferSize | None = None,
     limit: int | None = None,
     ends: Ends = "uneven",
     **options: Unpack[SharedOptions],
@@ -240,7 +242,7 @@ def get_val_datasets(
     task_encoder: TaskEncoder[Any, Any, Any, T] | None = None,
     split_part: str = "val",
     batch_drop_last: bool = False,
-    packing_buffer_size: int | None = None,
+    packing_buffer_size: BufferSize | None = None,
     limit: int | None = None,
     ends: Ends = "uneven",
     **options: Unpack[SharedOptions],

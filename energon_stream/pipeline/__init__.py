@@ -8,6 +8,7 @@ from energon_stream.pipeline.filters import FilterDataset, GcDataset, IterMapDat
 from energon_stream.pipeline.group import GroupBatchDataset
 from energon_stream.pipeline.map import MapDataset
 from energon_stream.pipeline.mixing import BlendDataset, ConcatDataset, MixBatchDataset, RepeatDataset
+from energon_stream.pipeline.pack_members import PackedSamplesOutput, PartialSample
 from energon_stream.pipeline.packing import PackingDataset
 from energon_stream.pipeline.shuffle_buffer import ShuffleBufferDataset
 
@@ -26,7 +27,9 @@ __all__ = [
     "LogSampleDataset",
     "MapDataset",
     "MixBatchDataset",
+    "PackedSamplesOutput",
     "PackingDataset",
+    "PartialSample",
     "RepeatDataset",
     "SavableDataset",
     "ShuffleBufferDataset",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from inspect import isgenerator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from energon_stream.arguments import check_whole
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, FatalSampleError
 from energon_stream.pipeline.dataset import (
     FunctionConfig,
     SavableDataset,
@@ -22,6 +23,7 @@ from energon_stream.pipeline.dataset import (
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.map import RunningGenerator, call_again
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
+from energon_stream.pipeline.pack_members import PackedSamplesOutput, as_key, resolve, restore_members
 from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
@@ -30,9 +32,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def as_key(value: Any) -> Any:
-    """Convert the lists of a deserialised key back to tuples."""
-    return tuple(as_key(part) for part in value) if isinstance(value, (list, tuple)) else value
+BufferSize: TypeAlias = int | Literal["stream"]
+"""Samples to select packs from; ``"stream"`` for a selector that takes as many as it needs."""
+
+Selector: TypeAlias = Callable[[Any], list[list[Any]] | PackedSamplesOutput[Any]]
+"""A function of a list of samples (of an iterator, for ``"stream"``) that makes packs of them."""
+
+
+def check_buffer_size(size: BufferSize | None) -> None:
+    """Raise ConfigError unless a size is a whole number from 1 on, ``"stream"``, or None for no packing."""
+    if size != "stream":
+        check_whole("packing_buffer_size", size, 1, 'use 1 or more, "stream", or None for no packing')
+
+
+_MOST_ROUNDS = 100  # selections in a row without a pack, where failures in a row have no limit
 
 
 class PackNode(WrapperNode):
@@ -138,7 +151,8 @@ class PackMaker(Wrapper[T_co]):
 
     def pack_again(self, key: RestoreKey, context: Context) -> list[Any]:
         """Make the elements of a pack again, and encode them with the counters in the pack's key."""
-        items = self.dataset.restore_many([inner for inner, *_ in key[2]], context)
+        restore = partial(self.dataset.restore_many, context=context)
+        items = restore_members([inner for inner, *_ in key[2]], restore)
         encoded = []
         for item, (_, *counters) in zip(items, key[2], strict=True):
             with context.config.activate(context.stream, *counters):
@@ -155,72 +169,138 @@ class PackMaker(Wrapper[T_co]):
 
 
 class _PackingNode(PackNode):
-    """State: ``in``, ``n`` (packs, selections, encodings made), ``groups`` (keys), ``open``, ``end``.
+    """State: ``in``, ``n`` (packs, selections, encodings), ``groups`` and ``kept`` (keys), ``open``, ``end``.
 
-    The buffer is filled only when no group is left, so that only groups are held between two packs.
+    The buffer is filled only when no group is left, so that only groups and what selections gave back are
+    held between two packs.
     """
 
     def __init__(self, dataset: PackingDataset[Any], context: Context, state: State | None) -> None:
-        start = {"in": None, "n": [0, 0, 0], "groups": [], "open": None, "end": False}
+        start = {"in": None, "n": [0, 0, 0], "groups": [], "kept": [], "open": None, "end": False}
+        if isinstance(state, dict):
+            state = {"kept": [], **state}  # earlier versions kept nothing
         saved = read_state(state, start, dataset, context)
         self._dataset = dataset
         self._selector = FailureGuard(
-            function_name(dataset.pre_packer), context, dataset.tolerances[0], lambda items: items[0].value
+            function_name(dataset.pre_packer),
+            context,
+            dataset.tolerances[0],
+            lambda items: items[0].value if items else None,
         )
         packs, self._selections, encodings = saved["n"]
         self._left_out = 0  # samples that no group has, since this node was built
         sizes = [len(keys) for keys in saved["groups"]]
-        if sum(sizes) > dataset.buffer_size or 0 in sizes:
-            raise damaged(f"groups of {sum(sizes)} elements, from a buffer of {dataset.buffer_size}")
-        keys = [key for group in saved["groups"] for key in group]
-        items = iter(dataset.dataset.restore_many(keys, context) if keys else [])
+
+        def restore(wholes: list[RestoreKey]) -> list[Item]:
+            size = dataset.buffer_size
+            if (size != "stream" and len(wholes) > size) or 0 in sizes:
+                raise damaged(f"groups of {len(wholes)} elements, from a buffer of {size}")
+            return dataset.dataset.restore_many(wholes, context) if wholes else []
+
+        keys = [key for group in [*saved["groups"], saved["kept"]] for key in group]
+        items = iter(restore_members(keys, restore))
         self._groups = deque([next(items) for _ in range(size)] for size in sizes)
+        self._kept = deque(items)
         super().__init__(dataset, context, saved, packs, encodings)
 
     def _gather(self) -> list[Item]:
+        rounds, most, size = 0, self._dataset.tolerances[0] or _MOST_ROUNDS, self._dataset.buffer_size
         while not self._groups:
-            if self._ended:
+            call = self._selections
+            taken = self._take(1 if size == "stream" else size)
+            if not taken:
                 return []
-            self._fill()
+            if size == "stream":  # the selector may take none, at the end as well
+                self._kept.extendleft(taken)
+                taken = []
+            self._selections += 1
+            selected = self._selector.call(self._select, taken, call, of=taken)
+            if isinstance(selected, Exception):
+                raise selected  # of the inner node, and not of the selector
+            if selected is SKIPPED:
+                continue
+            groups, kept, left_out = selected
+            self._groups.extend(groups)
+            self._kept.extendleft(reversed(kept))
+            self._count(left_out, len(taken))
+            rounds += not groups
+            if rounds > most:
+                raise self._stuck(rounds)
         return self._groups.popleft()
 
-    def _fill(self) -> None:
-        """Fill the buffer and select its elements into groups."""
-        items: list[Item] = []
-        while len(items) < self._dataset.buffer_size:
+    def _take(self, most: int) -> list[Item]:
+        """Take elements: those that were given back, then of the inner node; fewer at the end of a pass."""
+        taken = [self._kept.popleft() for _ in range(min(most, len(self._kept)))]
+        while len(taken) < most and not self._ended:
             item = self._inner.next()
             if isinstance(item, End):
                 self._ended = True
-                break
-            items.append(item)
-        if not items:
-            return
-        call = self._selections
-        self._selections += 1
-        groups = self._selector.call(self._dataset.select, items, call, of=items)
-        if groups is not SKIPPED:
-            self._groups.extend(groups)
-            left_out = len(items) - sum(map(len, groups))
-            if left_out and not self._left_out:
-                _log.warning(
-                    "%s left out %d of %d samples; samples in no group are dropped",
-                    self._selector.name,
-                    left_out,
-                    len(items),
-                )
-            self._left_out += left_out
+            else:
+                taken.append(item)
+        return taken
+
+    def _select(self, taken: list[Item]) -> Any:
+        """Call the selector; return an error of the inner node. ``taken`` gets what the selector takes."""
+        dataset, is_stream = self._dataset, self._dataset.buffer_size == "stream"
+        failed: list[Exception] = []
+
+        def values() -> Generator[Any, None, None]:
+            while True:
+                try:
+                    found = self._take(1)
+                except Exception as error:
+                    failed.append(error)
+                    raise
+                if not found:
+                    return
+                taken.extend(found)
+                yield found[0].value
+
+        stream = values()
+        try:
+            returned = dataset.pre_packer(stream if is_stream else [item.value for item in taken])
+            selected = resolve(taken, returned, self._selector.name)
+        except Exception:
+            if not failed:
+                raise
+        finally:
+            stream.close()
+        if failed:
+            return failed[0]
+        if is_stream and len(selected[0]) > 1:
+            raise ConfigError(
+                f"{self._selector.name} returned {len(selected[0])} packs",
+                hint="return one pack, and push back the samples of the others",
+            )
+        return selected
+
+    def _count(self, left_out: int, taken: int) -> None:
+        if left_out and not self._left_out:
+            message = "%s left out %d of %d samples; samples in no group are dropped, if not pushed back"
+            _log.warning(message, self._selector.name, left_out, taken)
+        self._left_out += left_out
+
+    def _stuck(self, rounds: int) -> FatalSampleError:
+        what = f"{self._selector.name} made no pack {rounds} times in a row, and pushed back {len(self._kept)} samples"
+        return FatalSampleError(
+            f"{what}, at the end of a pass" if self._ended else what,
+            hint="make a pack of what there is, at least where no other samples come: a list is then shorter "
+            "than packing_buffer_size, and an iterator ends",
+        )
 
     def state(self) -> State:
         return {
             **super().state(),
             "n": [self._packs, self._selections, self._encodings],
             "groups": [[item.key for item in group] for group in self._groups],
+            "kept": [item.key for item in self._kept],
         }
 
     def close(self) -> None:
         if self._left_out:
             _log.info("%s left out %d samples", self._selector.name, self._left_out)
         self._groups.clear()
+        self._kept.clear()
         super().close()
 
 
@@ -229,9 +309,12 @@ class PackingDataset(PackMaker[T_co]):
 
     Args:
         dataset: The inner dataset.
-        buffer_size: Elements to select from at a time; the last buffer of a pass may be smaller.
-        pre_packer: Deals a list of elements into lists. An element may be in one of them at most; one that is
-            in none is left out of the pass. The first time is logged as a warning.
+        buffer_size: Elements to select from at a time; the last buffers of a pass may be smaller. With
+            ``"stream"`` the selector takes what it needs.
+        pre_packer: Selects packs: deals a list of elements into lists, or makes one list of an iterator's
+            next elements (``"stream"``). It returns the lists, or :class:`PackedSamplesOutput` if elements
+            are to wait for others. An element may be in one list at most, unless :class:`PartialSample` cuts
+            it; one that is in none is left out of the pass. The first time is logged as a warning.
         final_packer: Makes an element (or, as a generator, several) of a group.
         final_packer_stateless: True if its result depends on its argument (and the seeds) only.
         sample_encoder: Applied to each element of a group before ``final_packer``; None for nothing.
@@ -259,8 +342,8 @@ class PackingDataset(PackMaker[T_co]):
     def __init__(
         self,
         dataset: SavableDataset[T],
-        buffer_size: int,
-        pre_packer: Callable[[list[T]], list[list[T]]],
+        buffer_size: BufferSize,
+        pre_packer: Selector,
         final_packer: Callable[[list[Any]], T_co],
         *,
         final_packer_stateless: bool = False,
@@ -275,9 +358,9 @@ class PackingDataset(PackMaker[T_co]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        check_whole("packing_buffer_size", buffer_size, 1, "use 1 or more, or None for no packing")
+        check_buffer_size(buffer_size)
         self.buffer_size = buffer_size
-        self.pre_packer: Callable[[list[Any]], list[list[Any]]] = pre_packer
+        self.pre_packer: Selector = pre_packer
         self.final_packer = final_packer
         self.sample_encoder = sample_encoder
         self.function_config = packer_config
@@ -290,17 +373,3 @@ class PackingDataset(PackMaker[T_co]):
             sample_encoder_failure_tolerance,
         )
         self.tolerances = tuple(failure_tolerance if own is None else own for own in of_each)
-
-    def select(self, items: list[Item]) -> list[list[Item]]:
-        """Call ``pre_packer``. Raises ConfigError if it repeated or made up elements."""
-        groups = self.pre_packer([item.value for item in items])
-        found = Counter(id(value) for group in groups for value in group)
-        wanted = {id(item.value): item for item in items}
-        wrong = [value for value, count in found.items() if count > 1 or value not in wanted]
-        if wrong:
-            raise ConfigError(
-                f"{function_name(self.pre_packer)} repeated or made up {len(wrong)} samples",
-                where=f"its groups of a buffer of {len(items)} samples",
-                hint="put a sample of the buffer into one group at most; a group may hold one sample",
-            )
-        return [[wanted[id(value)] for value in group] for group in groups if group]

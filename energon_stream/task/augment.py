@@ -10,6 +10,7 @@ from energon_stream.task.encoder import T_batch, T_encoded_sample, T_raw_batch, 
 
 if TYPE_CHECKING:
     from energon_stream.decode import FileStoreDecoder
+    from energon_stream.pipeline.pack_members import PackedSamplesOutput
     from energon_stream.samples import CrudeSample
     from energon_stream.task.cooking import Cooker
 
@@ -89,8 +90,11 @@ class AugmentTaskEncoder(
     def postencode_sample(self, sample: Any) -> Any:
         return self._task_encoder.postencode_sample(sample)
 
-    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]] | PackedSamplesOutput[Any]:
         return self._task_encoder.select_samples_to_pack(samples)
+
+    def select_next_pack(self, samples: Iterator[Any]) -> list[list[Any]] | PackedSamplesOutput[Any]:
+        return self._task_encoder.select_next_pack(samples)
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
         return self._task_encoder.pack_selected_samples(samples)

@@ -31,6 +31,7 @@ from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments,
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
 
 if TYPE_CHECKING:
+    from energon_stream.pipeline.packing import BufferSize
     from energon_stream.worker import WorkerConfig
 
 
@@ -104,7 +105,7 @@ class PipelineBuilder:
         worker_config: WorkerConfig,
         batch_size: int | None,
         batch_drop_last: bool = False,
-        packing_buffer_size: int | None = None,
+        packing_buffer_size: BufferSize | None = None,
         virtual_epoch_length: int = 0,
         shuffle_buffer_size: int | None = None,
         blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
@@ -119,7 +120,8 @@ class PipelineBuilder:
             worker_config: The job's configuration.
             batch_size: Samples of a batch; None for single samples.
             batch_drop_last: Drop the last batch of a pass if it is not full.
-            packing_buffer_size: Samples to select packs from; None for no packing.
+            packing_buffer_size: Samples to select packs from; ``"stream"`` for ``select_next_pack``, which
+                takes what it needs; None for no packing.
             virtual_epoch_length: Batches of one epoch of one rank; 0 for none. Multiplied by the number of
                 ranks, it has to stay the same when a run resumes.
             shuffle_buffer_size: Window of the plan's shuffle; an override may use it.
@@ -150,7 +152,7 @@ class PipelineBuilder:
         worker_config: WorkerConfig,
         batch_size: int | None,
         batch_drop_last: bool = False,
-        packing_buffer_size: int | None = None,
+        packing_buffer_size: BufferSize | None = None,
         limit: int | None = None,
     ) -> SavableDataset[Any]:
         """Compose the validation pipeline; each pass has the same first ``limit`` batches of a rank."""
@@ -252,7 +254,7 @@ class PipelineBuilder:
         batch_size: int | None,
         worker_config: WorkerConfig | None = None,
         batch_drop_last: bool = False,
-        packing_buffer_size: int | None = None,
+        packing_buffer_size: BufferSize | None = None,
     ) -> SavableDataset[Any]:
         """Add packing or ``postencode_sample``, then batching and ``encode_batch``."""
         if any(reader.packing is not None for _, reader in find_readers(dataset)):
@@ -315,10 +317,14 @@ def _built(
 
 
 def _packed(
-    encoder: PipelineBuilder, dataset: SavableDataset[Any], size: int | None, config: WorkerConfig | None
+    encoder: PipelineBuilder,
+    dataset: SavableDataset[Any],
+    size: BufferSize | None,
+    config: WorkerConfig | None,
 ) -> SavableDataset[Any]:
     """Add packing from a buffer of a size; None for packs that the readers have planned."""
-    names = ("select_samples_to_pack", "pack_selected_samples", "postencode_sample")
+    select = "select_next_pack" if size == "stream" else "select_samples_to_pack"
+    names = (select, "pack_selected_samples", "postencode_sample")
     selector, packer, post = (encoder._hook_function(name) for name in names)
     shared: dict[str, Any] = {
         "sample_encoder": None if encoder._hook_does_nothing("postencode_sample") else post,
@@ -328,6 +334,12 @@ def _packed(
     }
     if size is None:
         return PlannedPackingDataset(dataset, packer, **shared)
+    for name in names[:2]:
+        if not encoder._hook_overridden(name):
+            raise ConfigError(
+                f"{type(encoder).__qualname__} does not say how to pack, but packing_buffer_size is {size}",
+                hint=f"override {name}",
+            )
     tolerance = _tolerance(encoder, selector)
     return PackingDataset(dataset, size, selector, packer, pre_packer_failure_tolerance=tolerance, **shared)
 

@@ -19,6 +19,7 @@ from energon_stream.worker import WorkerConfig, active_config
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    from energon_stream.pipeline.pack_members import PackedSamplesOutput
     from energon_stream.samples import CrudeSample
 
     # The defaults, which Python has from 3.13 on, give ``DefaultTaskEncoder(batch_type=B)`` a type.
@@ -91,19 +92,24 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         """Encode one sample after packs are selected; may be a generator only without packing."""
         return sample
 
-    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """Deal the packing buffer into groups; each sample must be in exactly one of them."""
-        raise self._cannot_pack()
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]] | PackedSamplesOutput[Any]:
+        """Deal the packing buffer into groups; each sample must be in one of them, or is dropped.
+
+        ``PackedSamplesOutput`` can push samples back to the next buffer, and ``PartialSample`` cuts one.
+        """
+        raise NotImplementedError("override select_samples_to_pack")
+
+    def select_next_pack(self, samples: Iterator[Any]) -> list[list[Any]] | PackedSamplesOutput[Any]:
+        """Take the samples of one pack, for ``packing_buffer_size="stream"``.
+
+        The iterator begins with what was pushed back, and ends with the pass. What it gave must be in the
+        pack or pushed back, or is dropped.
+        """
+        raise NotImplementedError("override select_next_pack")
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
         """Make one sample of a group; a generator makes several. The pipeline fills in the restore key."""
-        raise self._cannot_pack()
-
-    def _cannot_pack(self) -> ConfigError:
-        return ConfigError(
-            f"{type(self).__qualname__} does not say how to pack, but packing_buffer_size is set",
-            hint="override select_samples_to_pack and pack_selected_samples",
-        )
+        raise NotImplementedError("override pack_selected_samples")
 
     def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
         """Return the key of a sample; an override makes batches of samples with equal keys.

@@ -15,7 +15,7 @@ from energon_stream.task.encoder import TaskEncoder
 _log = logging.getLogger(__name__)
 
 _OF_ONE = ("encode_sample", "preencode_sample", "postencode_sample", "batch_group_criterion")
-_OF_MANY = ("select_samples_to_pack", "pack_selected_samples", "batch")
+_OF_MANY = ("select_samples_to_pack", "select_next_pack", "pack_selected_samples", "batch")
 _CALLED = {**dict.fromkeys(_OF_ONE, "sample"), **dict.fromkeys(_OF_MANY, "samples"), "encode_batch": "batch"}
 """Hooks that are called with one argument, and its name."""
 _VALUES = ("cookers", "decoder")

@@ -2,11 +2,28 @@
 
 import pytest
 
-from energon_stream import ReadOptions, WorkerConfig, get_train_dataset, get_val_dataset
+from energon_stream import (
+    DefaultTaskEncoder,
+    ReadOptions,
+    WorkerConfig,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_stream.errors import ConfigError
 from energon_stream.testing.datasets import prepared_captioning_dataset
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
+
+
+class Packs(DefaultTaskEncoder):
+    def select_samples_to_pack(self, samples):
+        return [samples]
+
+    def select_next_pack(self, samples):
+        return [[next(samples)]]
+
+    def pack_selected_samples(self, samples):
+        return samples[0]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +42,8 @@ def read_options(dataset):
 
 @pytest.mark.parametrize("given", [None, ReadOptions(max_gap=1)], ids=["usual", "set"])
 @pytest.mark.parametrize(
-    ("batch_size", "packing", "expected"), [(256, None, 256), (256, 1000, 1000), (None, None, 8)]
+    ("batch_size", "packing", "expected"),
+    [(256, None, 256), (256, 1000, 1000), (256, "stream", 256), (None, None, 8)],
 )
 def test_the_first_batch_is_fetched_exactly_whatever_else_is_set(
     folder, given, batch_size, packing, expected
@@ -34,6 +52,7 @@ def test_the_first_batch_is_fetched_exactly_whatever_else_is_set(
         "batch_size": batch_size,
         "worker_config": CONFIG,
         "packing_buffer_size": packing,
+        "task_encoder": Packs(),
         "read_options": given,
     }
     training = get_train_dataset(folder, shuffle_buffer_size=None, max_samples_per_sequence=None, **options)

@@ -215,7 +215,7 @@ def test_a_packer_may_leave_samples_out(caplog):
         assert list(PackingDataset(numbers(11), 3, full_pairs, tuple)) == [(0, 1), (3, 4), (6, 7), (9, 10)]
     told = [record.getMessage() for record in caplog.records]
     assert [text.partition("full_pairs ")[2] for text in told] == [
-        "left out 1 of 3 samples; samples in no group are dropped",
+        "left out 1 of 3 samples; samples in no group are dropped, if not pushed back",
         "left out 3 samples",
     ]
     assert_exact_resume(lambda: PackingDataset(numbers(11), 3, full_pairs, tuple))

@@ -59,7 +59,7 @@ class EnergonMultiModalDataModule:
         multimodal_sample_config: Any | None = None,
         task_encoder: Any | None = None,
         decoder_seq_length: int | None = None,
-        packing_buffer_size: int | None = None,
+        packing_buffer_size: int | Literal["stream"] | None = None,
         validation_task_encoder: Any | None = None,
         pg_collection: Any | None = None,
         *,
