@@ -17,6 +17,9 @@ T = TypeVar("T")
 SHUFFLE_BUFFER_SIZE = MAX_SAMPLES_PER_SEQUENCE = 100
 """Defaults of training, for all data and all ranks; ``docs/concepts/order.md`` says why."""
 
+SPLIT_CONFIG, DATASET_CONFIG = "split.yaml", "dataset.yaml"
+"""Files in the folder of metadata: the split parts, and what samples are."""
+
 _ELSEWHERE = {
     "num_workers": "it belongs to worker_config: WorkerConfig(rank=0, world_size=1, num_workers=4)",
     "seed": "it belongs to worker_config: WorkerConfig(…, seed_offset=1)",

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from energon_stream.cli.options import COUNT, NUMBER, flag, json_option, option
 from energon_stream.cli.terminal import emit, wants_json
-from energon_stream.compat.debug_analysis import (
-    DebugLogs,
-    LoggedLoader,
-    VisitTable,
-    find_logs,
-    heatmap,
-    modes_of,
-    read_logs,
-    write_heatmap,
-)
 from energon_stream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from energon_stream.compat.debug_analysis import DebugLogs, LoggedLoader
 
 
 @click.command("analyze-debug")
@@ -50,6 +44,15 @@ def analyze_debug(
     The picture has a column for each step and a row for each sample, in the order of their first visits,
     with a color for each rank. Random order shows as noise, and repeated order as lines.
     """
+    from energon_stream.compat.debug_analysis import (
+        VisitTable,
+        find_logs,
+        heatmap,
+        modes_of,
+        read_logs,
+        write_heatmap,
+    )
+
     modes = modes_of(include_modality)
     files = find_logs(log_paths)
     logs = read_logs(files)

@@ -6,23 +6,10 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from energon_stream.cache.directory import CacheDirectory
-from energon_stream.cache.identity import clean_url
-from energon_stream.cache.kept_files import KeptKind, list_kept
-from energon_stream.cache.locks import Busy
-from energon_stream.cache.maintenance import (
-    CachedDataset,
-    CachedObject,
-    VerifyReport,
-    clear_cache,
-    list_datasets,
-    list_objects,
-    verify_cache,
-)
 from energon_stream.cli.options import (
     TIME_WITH_UNIT,
     cache_option,
@@ -36,8 +23,14 @@ from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import ConfigError, StorageError
 from energon_stream.progress import Progress
 
+if TYPE_CHECKING:
+    from energon_stream.cache.directory import CacheDirectory
+    from energon_stream.cache.maintenance import CachedDataset, CachedObject, VerifyReport
+
 
 def _open(cache_dir: str | None) -> CacheDirectory:
+    from energon_stream.cache.directory import CacheDirectory
+
     directory = CacheDirectory(require_cache(cache_dir).directory)
     if not directory.exists():
         raise ConfigError("there is no cache here", where=directory.directory, hint="Check the path.")
@@ -70,6 +63,8 @@ def path(cache_dir: str | None) -> None:
 @_directory
 def ls(dataset: str | None, directory: CacheDirectory) -> None:
     """List datasets, or the objects of DATASET (its root URL)."""
+    from energon_stream.cache.maintenance import list_datasets, list_objects
+
     if dataset is None:
         datasets = list_datasets(directory)
         document = {"datasets": [found._asdict() for found in datasets]}
@@ -97,6 +92,8 @@ def _show_objects(objects: list[CachedObject]) -> None:
 @json_option
 def stats(cache_dir: str | None) -> None:
     """Show how full the cache is."""
+    from energon_stream.cache.maintenance import list_datasets
+
     config, directory = require_cache(cache_dir), _open(cache_dir)
     datasets, usage = list_datasets(directory), directory.ledger.usage()
     document = {
@@ -115,6 +112,8 @@ def stats(cache_dir: str | None) -> None:
 
 def _kept(directory: CacheDirectory) -> dict[str, dict[str, int]]:
     """Return number and bytes of the kept files, by kind."""
+    from energon_stream.cache.kept_files import KeptKind, list_kept
+
     found = {kind: {"files": 0, "bytes": 0} for kind in get_args(KeptKind)}
     for kept in list_kept(directory.directory):
         found[kept.kind]["files"] += 1
@@ -145,6 +144,8 @@ def verify(directory: CacheDirectory) -> None:
 
     Exits with status 1 if a block was damaged.
     """
+    from energon_stream.cache.maintenance import list_datasets, verify_cache
+
     total = sum(found.bytes for found in list_datasets(directory))
     with _named_errors(directory), Progress(total, unit="B") as shown:
         report = verify_cache(directory, shown.advance)
@@ -173,6 +174,8 @@ def clear(directory: CacheDirectory, dataset: str | None, older_than: float | No
     Running processes continue, and fetch removed bytes again when they need them. Indices of plain tars that
     they use stay.
     """
+    from energon_stream.cache.maintenance import clear_cache
+
     root_folder = None if dataset is None else _root_folder(directory, dataset)
     with _named_errors(directory):
         report = clear_cache(directory, root_folder, unused_for=older_than)
@@ -182,6 +185,9 @@ def clear(directory: CacheDirectory, dataset: str | None, older_than: float | No
 
 
 def _root_folder(directory: CacheDirectory, url: str) -> str:
+    from energon_stream.cache.identity import clean_url
+    from energon_stream.cache.maintenance import list_datasets
+
     folder = directory.root_folder(clean_url(url))
     if folder not in directory.root_folders():
         hint = f"It has: {', '.join(found.url for found in list_datasets(directory)) or 'none'}."
@@ -191,6 +197,8 @@ def _root_folder(directory: CacheDirectory, url: str) -> str:
 
 @contextmanager
 def _named_errors(directory: CacheDirectory) -> Iterator[None]:
+    from energon_stream.cache.locks import Busy
+
     try:
         yield
     except Busy as error:

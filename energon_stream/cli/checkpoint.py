@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from energon_stream.cli.options import COUNT, json_option, option
-from energon_stream.cli.state_files import StateFile, check_dealable, like, read_states, write
 from energon_stream.cli.terminal import echo, echo_text, emit
 from energon_stream.errors import StateMismatchError
-from energon_stream.state import read_rotation, redistribute, summarize, world_sizes
+
+if TYPE_CHECKING:
+    from energon_stream.cli.state_files import StateFile
 
 
 @click.group()
@@ -33,6 +34,8 @@ _FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists
 @json_option
 def info(files: tuple[Path, ...]) -> None:
     """Show what saved states contain, and to how many ranks they can be dealt."""
+    from energon_stream.cli.state_files import read_states
+
     read = [found for file in files for found in read_states(file)]
     # Each loader in a folder is a checkpoint of its own; files may be parts of one.
     alone = [[file] for file in read if file.dcp_key is not None]
@@ -46,6 +49,8 @@ def info(files: tuple[Path, ...]) -> None:
 
 
 def _show(read: list[StateFile], verdicts: list[str]) -> None:
+    from energon_stream.state import summarize
+
     for file in read:
         echo(f"{file.path}: {file.form}")
         for state in file.ranks:
@@ -57,6 +62,8 @@ def _show(read: list[StateFile], verdicts: list[str]) -> None:
 
 
 def _document(state: Mapping[str, Any]) -> dict[str, Any]:
+    from energon_stream.state import read_rotation
+
     topology, rotation = state["topology"], read_rotation(state["rotation"], state["topology"])
     return {
         **{name: topology[name] for name in ("rank", "world_size", "num_streams", "seed_offset")},
@@ -71,6 +78,8 @@ def _document(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _together(files: list[StateFile]) -> str:
     """Return to how many ranks the states can be dealt together, or why not."""
+    from energon_stream.state import read_rotation, redistribute, world_sizes
+
     states = [state for file in files for state in file.ranks]
     names = [name for file in files for name in file.names]
     topology = states[0]["topology"]
@@ -98,6 +107,9 @@ def redist(files: tuple[Path, ...], out: Path, new_world_size: int) -> None:
     The result has the form of FILES: one file of all ranks stays one file; names of files for each rank get
     the new rank's number. Other content beside 'dataloader_state_dict' is copied from the first file.
     """
+    from energon_stream.cli.state_files import check_dealable, like, read_states, write
+    from energon_stream.state import redistribute
+
     read = [found for file in files for found in read_states(file)]
     check_dealable(read)
     states = [state for file in read for state in file.ranks]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cli.dataset_yaml_wizard import chosen_dataset_yaml
 from energon_stream.cli.options import (
     engine_options,
     flag,
@@ -20,13 +19,8 @@ from energon_stream.cli.options import (
 )
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import ConfigError
-from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.printable import counted
 from energon_stream.progress import Progress
-from energon_stream.write.convert import convert_dataset
-from energon_stream.write.convert_plan import plan_conversion
-from energon_stream.write.finish import CRUDE
-from energon_stream.write.guess import guess_dataset_yaml
 from energon_stream.write.sources.detect import KINDS
 
 if TYPE_CHECKING:
@@ -80,6 +74,9 @@ def convert(
     A conversion that was stopped goes on when the command is run again. With --part, several commands share
     the work; run it once more without that option when all are done.
     """
+    from energon_stream.write.convert import convert_dataset
+    from energon_stream.write.convert_plan import plan_conversion
+
     options["columns"] = dict(map(_pair, columns))
     if classes is not None:
         options["classes"] = classes
@@ -113,6 +110,9 @@ def _pair(item: str) -> tuple[str, str]:
 
 
 def _document(plan: ConvertPlan, sample_type: str | None, field_map: str | None) -> dict[str, Any]:
+    from energon_stream.cli.dataset_yaml_wizard import chosen_dataset_yaml
+    from energon_stream.write.guess import guess_dataset_yaml
+
     if sample_type is None:
         return dict(guess_dataset_yaml({tuple(sorted(_parts_of(sample))) for sample in plan.preview}))
     document = chosen_dataset_yaml(sample_type, field_map, plan.part_names)
@@ -129,6 +129,8 @@ def _parts_of(sample: dict[str, Any]) -> list[str]:
 
 
 def _show_plan(found: dict[str, Any]) -> None:
+    from energon_stream.index.yaml_io import dump_yaml
+
     rows = "rows that are counted on reading" if found["rows"] is None else f"{found['rows']} rows"
     of = f"{found['sections']} sections, for {found['parts']} parts of the new dataset"
     echo(f"{found['kind']}: {rows} in {of}")
@@ -174,6 +176,8 @@ def _content(data: Any) -> str:
 
 
 def _show(report: ConvertReport) -> None:
+    from energon_stream.write.finish import CRUDE
+
     rows = "an unknown number of" if report.rows is None else str(report.rows)
     of = f"{report.sections} sections ({report.kind}), {report.rows_read} read in this run"
     echo(f"Source:    {rows} rows in {of}")

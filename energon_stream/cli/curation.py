@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,9 +24,9 @@ from energon_stream.cli.options import (
 from energon_stream.cli.terminal import echo, echo_text, emit
 from energon_stream.errors import ConfigError
 from energon_stream.progress import Progress
-from energon_stream.tools.curation.compute_costs import compute_costs
-from energon_stream.tools.curation.derive import merge_datasets, sample_dataset, split_dataset
-from energon_stream.tools.curation.diff import DatasetDiff, diff_datasets
+
+if TYPE_CHECKING:
+    from energon_stream.tools.curation.diff import DatasetDiff
 
 
 @click.command()
@@ -42,6 +42,8 @@ def diff(first: str, second: str, progress: bool | None, **options: Any) -> None
 
     Samples are matched by key, in whatever shards they are. The exit status is 1 if anything differs.
     """
+    from energon_stream.tools.curation.diff import diff_datasets
+
     with Progress(unit="tar", enabled=progress) as shown:
         found = diff_datasets(first, second, on_done=shown.reach, **options)
     emit(found.as_json(), lambda: _show(first, second, found))
@@ -81,6 +83,8 @@ def merge(sources: tuple[str, ...], target: str, progress: bool | None, **option
 
     To read several datasets as one without copying, name them in a metadataset.
     """
+    from energon_stream.tools.curation.derive import merge_datasets
+
     with Progress(unit="tar", enabled=progress) as shown:
         counts = merge_datasets(sources, target, on_done=shown.reach, **options)
     samples = sum(counts.values())
@@ -104,6 +108,8 @@ def split(
     **options: Any,
 ) -> None:
     """Divide the samples of a dataset among new datasets, at random or by lists of keys."""
+    from energon_stream.tools.curation.derive import split_dataset
+
     shares = None if ratio is None else _pairs("--ratio", ratio.split(","))
     try:
         numbers = None if shares is None else {name: float(share) for name, share in shares.items()}
@@ -130,6 +136,8 @@ def split(
 @shard_size_options
 def sample(path: str, target: str, keys: str | None, **options: Any) -> None:
     """Make a small dataset, TARGET, of some samples of a large one. Only their bytes are fetched."""
+    from energon_stream.tools.curation.derive import sample_dataset
+
     wanted = None if keys is None else _lines(keys)
     count = sample_dataset(path, target, keys=wanted, **options)
     document = {"target": target, "samples": count}
@@ -151,6 +159,8 @@ def cost(path: str, name: str, progress: bool | None, **options: Any) -> None:
 
     PATH is a prepared dataset. Shards that have costs already, and have not changed, are not read again.
     """
+    from energon_stream.tools.curation.compute_costs import compute_costs
+
     with Progress(unit="tar", enabled=progress) as shown:
         report = compute_costs(path, name, on_done=shown.reach, **options)
     emit(

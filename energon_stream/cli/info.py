@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from energon_stream.cli.options import dataset_arguments, dataset_config_option, split_config_option
 from energon_stream.cli.terminal import echo, emit
-from energon_stream.index.dataset import DatasetMetadata, dataset_kind
-from energon_stream.index.jsonl_index import open_jsonl
-from energon_stream.index.kept_index import PlainTars
-from energon_stream.index.plain import read_metadata_or_tars
-from energon_stream.prepare.publish import read_skipped
 from energon_stream.printable import counted
-from energon_stream.storage import ListEntry, StoreSpec
-from energon_stream.tar.scan import peek_parts
+
+if TYPE_CHECKING:
+    from energon_stream.index.dataset import DatasetMetadata
+    from energon_stream.storage import ListEntry, StoreSpec
 
 
 @click.command()
@@ -28,6 +25,11 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
     Prints shards, samples, split parts, parts and sample type of the dataset at PATH; the splits of a
     metadataset; and, for tars that are not prepared, how many of them this node has indexed.
     """
+    from energon_stream.index.dataset import dataset_kind
+    from energon_stream.index.jsonl_index import open_jsonl
+    from energon_stream.index.plain import read_metadata_or_tars
+    from energon_stream.storage import StoreSpec
+
     kind = dataset_kind(path)
     spec = StoreSpec(path, storage_options)
     if kind == "metadataset":
@@ -49,6 +51,10 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
 
 
 def _of_prepared(metadata: DatasetMetadata, spec: StoreSpec) -> dict[str, Any]:
+    from energon_stream.prepare.publish import read_skipped
+    from energon_stream.storage import ListEntry
+    from energon_stream.tar.scan import peek_parts
+
     counts, store = metadata.shard_counts, spec.open()
     first = next(iter(counts), None)
     return {
@@ -81,6 +87,9 @@ def _show_prepared(found: dict[str, Any]) -> None:
 
 
 def _of_plain(root: StoreSpec, tars: list[ListEntry]) -> dict[str, Any]:
+    from energon_stream.index.kept_index import PlainTars
+    from energon_stream.tar.scan import peek_parts
+
     store = root.open()
     plain = PlainTars.of(root, store.url, tars)
     counts = [count for tar in tars if (count := plain.count(tar)) is not None]

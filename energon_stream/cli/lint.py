@@ -24,16 +24,13 @@ from energon_stream.cli.options import (
 from energon_stream.cli.preview import make_samples
 from energon_stream.cli.terminal import echo, echo_text, emit, wants_json
 from energon_stream.conventions import conventions
-from energon_stream.engine.cluster import RayEngine
 from energon_stream.errors import ConfigError
-from energon_stream.index.bad_samples import BadList, write_bad_samples
-from energon_stream.index.dataset import dataset_kind
 from energon_stream.progress import Progress
-from energon_stream.temporary_folders import temporary_folder
-from energon_stream.tools.lint.check_dataset import lint_dataset
 
 if TYPE_CHECKING:
+    from energon_stream.engine.cluster import RayEngine
     from energon_stream.engine.processes import LocalEngine
+    from energon_stream.index.bad_samples import BadList
     from energon_stream.tools.lint.report import LintReport
 
 
@@ -63,6 +60,11 @@ def lint(
     of which only the samples are checked. Nothing that is wrong ends the check: all problems are listed. The
     exit status is 1 if there are any.
     """
+    from energon_stream.engine.cluster import RayEngine
+    from energon_stream.index.bad_samples import BadList, write_bad_samples
+    from energon_stream.index.dataset import dataset_kind
+    from energon_stream.tools.lint.check_dataset import lint_dataset
+
     share = options["share"]
     if conventions() == "energon" and not wants_json():
         click.echo("Checking the index files...")
@@ -126,6 +128,8 @@ def _check_samples(
     path: str, split: str, options: dict[str, Any], workers: int, progress: bool | None, bad: BadList
 ) -> dict[str, int]:
     """Count the samples of a split that can be made, and that fail."""
+    from energon_stream.temporary_folders import temporary_folder
+
     samples = 0
     with temporary_folder(use="lint") as folder:
         counted = os.path.join(folder, "failures")

@@ -17,8 +17,6 @@ import click
 from energon_stream.cli.options import dataset_arguments, flag
 from energon_stream.cli.terminal import wants_json
 from energon_stream.errors import ConfigError, EnergonStreamError, MissingPackageError
-from energon_stream.index.dataset import dataset_kind
-from energon_stream.storage import StoreSpec
 
 if TYPE_CHECKING:
     from energon_stream.tools.file_tree import FileTree
@@ -45,12 +43,14 @@ def mount(
     Files are named key.part. Their bytes are read when a program reads them, also from object storage. Ctrl-C
     or `fusermount3 -u MOUNTPOINT` ends the command. Needs FUSE.
     """
+    from energon_stream.index.dataset import dataset_kind
+    from energon_stream.storage import StoreSpec
+    from energon_stream.tools.file_tree import FileTree
+
     if dataset_kind(path) != "webdataset":
         raise ConfigError("only a prepared folder of tars can be mounted", where=path)
     fuse = _import_fuse()
     is_mounted = _in_background() if detach else _do_nothing
-    from energon_stream.tools.file_tree import FileTree
-
     tree = FileTree(StoreSpec(path, storage_options), sample_folders=sample_folders, allow_slow=allow_slow)
     ready = json.dumps({"path": path, "mountpoint": mountpoint}) if wants_json() else "Mount is ready to go."
     os.makedirs(mountpoint, exist_ok=True)
@@ -78,6 +78,7 @@ class FileOperations:
     """A tree of files as operations of a file system, whose errors are ``OSError`` with a number.
 
     Example:
+        >>> from energon_stream.storage import StoreSpec
         >>> from energon_stream.tools.file_tree import FileTree
         >>> files = FileOperations(FileTree(StoreSpec("captions"), sample_folders=True))
         >>> files.readdir("/00000000", 0)

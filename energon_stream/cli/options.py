@@ -12,19 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from energon_stream.cache import CacheConfig
+from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.cli.terminal import note_json
 from energon_stream.cli.words import text_of
-from energon_stream.engine.cluster import RayEngine
-from energon_stream.engine.processes import LocalEngine
-from energon_stream.engine.tasks import Part
 from energon_stream.errors import ConfigError
-from energon_stream.index.dataset import DatasetMetadata, dataset_kind
-from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.quantities import parse_count, parse_seconds, parse_size
 
 if TYPE_CHECKING:
-    from energon_stream.engine.tasks import TaskEngine
+    from energon_stream.cache import CacheConfig
+    from energon_stream.engine.tasks import Part, TaskEngine
+    from energon_stream.index.dataset import DatasetMetadata
 
 Command = Callable[..., Any]
 
@@ -158,6 +155,8 @@ def find_split_parts(
         return given
     if metadata is not None:
         return [name for name, shards in metadata.split.split_parts.items() if shards]
+    from energon_stream.index.dataset import dataset_kind
+
     if dataset_kind(path) == "metadataset":
         from energon_stream.config.metadataset_files import MetadatasetFiles
 
@@ -166,7 +165,15 @@ def find_split_parts(
 
 
 progress_option = option("--progress/--no-progress", default=None)
-part_option = option("--part", metavar="NUMBER/PARTS", callback=parsed(Part.parse))
+
+
+def _part(text: str) -> Part:
+    from energon_stream.engine.tasks import Part
+
+    return Part.parse(text)
+
+
+part_option = option("--part", metavar="NUMBER/PARTS", callback=parsed(_part))
 
 cluster_options = option_group(
     option("--engine", type=click.Choice(["local", "ray"]), default="local"),
@@ -181,9 +188,13 @@ def find_engine(engine: str, ray_address: str | None, processes: int | None) -> 
     Raises ConfigError if the options contradict each other.
     """
     if engine == "ray":
+        from energon_stream.engine.cluster import RayEngine
+
         return RayEngine(ray_address)
     if ray_address is not None:
         raise ConfigError("--ray-address needs --engine ray", hint="Give both, or neither.")
+    from energon_stream.engine.processes import LocalEngine
+
     return LocalEngine(processes)
 
 
@@ -269,6 +280,8 @@ cache_option = option("--cache-dir", metavar="DIRECTORY")
 
 def find_cache(directory: str | None, size: int | None = None) -> CacheConfig | None:
     """Return the cache of the options, which go before the environment; None if neither names one."""
+    from energon_stream.cache import CacheConfig
+
     given = {"ENERGON_STREAM_CACHE_DIR": directory, "ENERGON_STREAM_CACHE_SIZE": size}
     environment = {**os.environ, **{name: str(value) for name, value in given.items() if value is not None}}
     return CacheConfig.from_environment(environment)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from energon_stream.cli.dataset_yaml_wizard import SAMPLE_LOADER, Wizard, chosen_dataset_yaml, sample_fields
 from energon_stream.cli.options import (
     COUNT,
     SIZE,
@@ -31,23 +30,17 @@ from energon_stream.cli.options import (
 from energon_stream.cli.terminal import echo, emit, wants_json
 from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError, CorruptTarError
-from energon_stream.index.dataset import dataset_kind
-from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER
-from energon_stream.index.jsonl_index import prepare_jsonl
-from energon_stream.index.plain import find_shards
-from energon_stream.prepare.media_headers import MediaFilter
-from energon_stream.prepare.media_tables import MediaReport
-from energon_stream.prepare.media_tables import prepare_media as add_media
-from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.printable import printable_line
 from energon_stream.progress import Progress
-from energon_stream.storage import ListEntry, Store, StoreSpec
-from energon_stream.tar.scan import peek_parts
 
 if TYPE_CHECKING:
+    from energon_stream.cli.dataset_yaml_wizard import Wizard
     from energon_stream.engine.tasks import TaskEngine
     from energon_stream.index.join_index import JoinReport
+    from energon_stream.prepare.media_headers import MediaFilter
+    from energon_stream.prepare.media_tables import MediaReport
     from energon_stream.prepare.prepare import PrepareReport
+    from energon_stream.storage import ListEntry, Store
 
 _SHOWN = 2
 
@@ -55,6 +48,8 @@ _SHOWN = 2
 def _media_filter(
     media_metadata_by_glob: str | None, media_metadata_by_header: bool, media_metadata_by_extension: bool
 ) -> MediaFilter | None:
+    from energon_stream.prepare.media_headers import MediaFilter
+
     if (media_metadata_by_glob is not None) + media_metadata_by_header + media_metadata_by_extension > 1:
         raise ConfigError("several --media-metadata-by-… options are given", hint="Give one of them.")
     if media_metadata_by_glob is not None:
@@ -116,6 +111,12 @@ def prepare(
     PATH is local, s3://… or any other fsspec URL. The command asks for missing options. All options but
     --storage-option are for folders.
     """
+    from energon_stream.cli.dataset_yaml_wizard import Wizard
+    from energon_stream.index.dataset import dataset_kind
+    from energon_stream.index.plain import find_shards
+    from energon_stream.prepare.prepare import prepare_dataset
+    from energon_stream.storage import StoreSpec
+
     kind, storage_options = dataset_kind(path), options["storage_options"]
     if kind == "tars":
         raise ConfigError("single tars cannot be prepared", where=path, hint="Name the folder of the tars.")
@@ -165,10 +166,12 @@ def prepare_media(path: str, progress: bool | None, **options: Any) -> None:
     PATH is local, s3://… or any other fsspec URL. Needs one of the --media-metadata-by-… options. Video
     and audio need the extra "av".
     """
+    from energon_stream.prepare.media_tables import prepare_media
+
     if options["media_filter"] is None:
         raise ConfigError("no --media-metadata-by-… option is given", hint="Give one of them.")
     with Progress(unit="file", enabled=progress) as shown:
-        report = add_media(path, progress=shown.advance, **options)
+        report = prepare_media(path, progress=shown.advance, **options)
     emit(asdict(report), lambda: _show_media(report), _show_done)
 
 
@@ -190,6 +193,8 @@ def _show_media(report: MediaReport) -> None:
 
 
 def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None) -> None:
+    from energon_stream.index.jsonl_index import prepare_jsonl
+
     samples = prepare_jsonl(path, storage_options=storage_options)
     done = f"Indexed {samples} records."
     emit({"samples": samples}, lambda: click.echo(done), _show_done)
@@ -211,6 +216,8 @@ def _show_joins(reports: Sequence[JoinReport]) -> None:
 
 def _shown_parts(store: Store, entries: Sequence[ListEntry]) -> list[str]:
     """Return the parts of the first samples, of tars that can be read."""
+    from energon_stream.tar.scan import peek_parts
+
     parts: set[str] = set()
     for entry in entries[:_SHOWN]:
         with suppress(CorruptTarError):  # said with all others that cannot be used
@@ -225,6 +232,8 @@ def _required(wizard: Wizard | None, option: str) -> Wizard:
 
 
 def _may_overwrite(store: Store, wizard: Wizard | None) -> bool:
+    from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER
+
     existing = {entry.path for entry in store.list(META_FOLDER)} & {INFO_JSON, INFO_YAML}
     if not existing or wizard is None:
         return False
@@ -237,12 +246,17 @@ def _may_overwrite(store: Store, wizard: Wizard | None) -> bool:
 def _document(
     wizard: Wizard | None, sample_type: str | None, field_map: str | None, parts: list[str]
 ) -> dict[str, Any] | None:
+    from energon_stream.cli.dataset_yaml_wizard import chosen_dataset_yaml
+
     if sample_type is None:
         return _required(wizard, "--sample-type or --skip-dataset-yaml").dataset_yaml(parts)
     return chosen_dataset_yaml(sample_type, field_map, parts)
 
 
 def _write_sample_loader(store: Store, document: dict[str, Any], report: PrepareReport) -> None:
+    from energon_stream.cli.dataset_yaml_wizard import SAMPLE_LOADER, sample_fields
+    from energon_stream.index.info_files import META_FOLDER
+
     fields = sample_fields(document["sample_type"]["__class__"])
     lines = "\n".join(f'        {field.name}=raw["TODO"],' for field in fields if field.required)
     text = SAMPLE_LOADER.format(fields=lines, parts=report.parts)

@@ -20,10 +20,7 @@ from energon_stream.cli.options import (
 )
 from energon_stream.cli.terminal import echo, echo_text, emit, wants_json
 from energon_stream.errors import DatasetError, FatalSampleError
-from energon_stream.index.dataset import dataset_kind, read_metadata
 from energon_stream.printable import described
-from energon_stream.samples import METADATA_FIELDS
-from energon_stream.storage import StoreSpec
 
 if TYPE_CHECKING:
     from energon_stream.index.bad_samples import BadList
@@ -51,6 +48,9 @@ def preview(
     The command asks after each sample whether to go on; the end of the input means no. Images and other large
     values are described, and drawn on a terminal. The exit status is 1 if samples cannot be made.
     """
+    from energon_stream.index.dataset import dataset_kind, read_metadata
+    from energon_stream.storage import StoreSpec
+
     most = _MOST if wants_json() and count is None else count
     if pictures is None:
         pictures = sys.stdout.isatty()
@@ -150,6 +150,8 @@ def describe(sample: Any) -> Iterator[str]:
 
 def _shown(sample: Any) -> dict[str, Any]:
     """Return the fields or parts of a sample, and its key."""
+    from energon_stream.samples import METADATA_FIELDS
+
     if isinstance(sample, Mapping):
         values = sample
     elif dataclasses.is_dataclass(sample):

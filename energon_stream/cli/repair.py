@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -22,8 +22,10 @@ from energon_stream.cli.options import (
 )
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.progress import Progress
-from energon_stream.tools.repair.repair_dataset import RepairReport, repair_dataset
-from energon_stream.tools.repair.sound_samples import DROPPED, KINDS, DottedKeys, Duplicates
+from energon_stream.tools.repair import DottedKeys, Duplicates
+
+if TYPE_CHECKING:
+    from energon_stream.tools.repair.repair_dataset import RepairReport
 
 _SHOWN = 3  # names of a kind
 
@@ -51,12 +53,16 @@ def repair(source: str, destination: str, progress: bool | None, **options: Any)
     damaged or unsorted, and have links, files of operating systems and names that are not UTF-8. The report
     is in .nv-meta/repair.json, too. A run that was stopped goes on when the command is run again.
     """
+    from energon_stream.tools.repair.repair_dataset import repair_dataset
+
     with Progress(unit="step", enabled=progress) as shown:
         report = repair_dataset(source, destination, progress=shown.reach, **options)
     emit(asdict(report), lambda: _show(report))
 
 
 def _show(report: RepairReport) -> None:
+    from energon_stream.tools.repair.sound_samples import DROPPED, KINDS
+
     written = f"{report.shards} shards, {show_size(report.size)}" if report.shards else "nothing written yet"
     echo(f"Samples: {report.samples} of {len(report.tars)} tars, {report.dropped} dropped ({written})")
     for kind, text in KINDS.items():

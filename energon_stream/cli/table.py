@@ -9,7 +9,6 @@ import click
 
 from energon_stream.cli.options import dataset_arguments, flag, option
 from energon_stream.cli.terminal import echo, emit
-from energon_stream.prepare.add_tables import add_media_table, add_table, list_tables, remove_table
 
 if TYPE_CHECKING:
     from energon_stream.prepare.add_tables import TableReport
@@ -29,6 +28,8 @@ def table(
     PATH is a prepared dataset. FILE is a Parquet file with a row for each sample, in the order of the index,
     or with a column __key__. Without FILE, the tables of the dataset are listed.
     """
+    from energon_stream.prepare.add_tables import add_media_table, add_table, list_tables, remove_table
+
     if (file is not None) + media + (remove is not None) > 1:
         raise click.UsageError("give only one of FILE, --media and --remove")
     if name is not None and file is None and not media:

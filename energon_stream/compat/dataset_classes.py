@@ -12,12 +12,12 @@ import tarfile
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from energon_stream.arguments import SPLIT_CONFIG
 from energon_stream.compat.building import open_joined, open_object
 from energon_stream.compat.epath import EPath
 from energon_stream.config.sample_types import DATASET_CLASSES
 from energon_stream.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import ConfigError
-from energon_stream.index.info_files import SPLIT_CONFIG
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.prepare.media_tables import prepare_media
 from energon_stream.prepare.prepare import prepare_dataset

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import IO, TYPE_CHECKING, Any
 
 from energon_stream import config
-from energon_stream.arguments import names_checked
+from energon_stream.arguments import DATASET_CONFIG, names_checked
 from energon_stream.compat import dataset_classes as factories
 from energon_stream.compat.epath import EPath
 from energon_stream.config.dataset_options import SharedOptions
@@ -18,7 +18,7 @@ from energon_stream.config.named_code import import_class, is_own_module, read_c
 from energon_stream.config.sample_types import resolve_sample_type
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index import yaml_io
-from energon_stream.index.info_files import DATASET_CONFIG, META_FOLDER
+from energon_stream.index.info_files import META_FOLDER
 from energon_stream.printable import nearest
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.arguments import SPLIT_CONFIG
 from energon_stream.errors import ConfigError, ObjectNotFoundError
 from energon_stream.index.dataset import dataset_kind, read_metadata
-from energon_stream.index.info_files import INFO_JSON, INFO_YAML, SPLIT_CONFIG, load_document
+from energon_stream.index.info_files import INFO_JSON, INFO_YAML, load_document
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.storage import StoreSpec
 

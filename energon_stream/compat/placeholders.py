@@ -11,8 +11,9 @@ from dataclasses import make_dataclass
 from enum import Enum
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
+from energon_stream.arguments import SPLIT_CONFIG
 from energon_stream.decode import SampleDecoder
-from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, SPLIT_CONFIG
+from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 
 MAIN_FOLDER_NAME = META_FOLDER

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from energon_stream.arguments import check_names, check_whole
+from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG, check_names, check_whole
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.config.fields import parse_parts
 from energon_stream.config.metadataset_files import MetadatasetFiles
@@ -17,7 +17,6 @@ from energon_stream.config.subset import parse_subset
 from energon_stream.config.view import parse_view
 from energon_stream.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import ConfigError, MetadataError
-from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.limits import Limits
 from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.packing import BufferSize, check_buffer_size

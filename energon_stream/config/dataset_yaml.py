@@ -8,6 +8,7 @@ from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.arguments import DATASET_CONFIG
 from energon_stream.config.document_keys import ANY, CLASS_KEYS, MAPPING, Key, of_type, read_keys
 from energon_stream.config.fields import parse_field_map, parse_parts
 from energon_stream.config.named_code import UserFunction, is_own_module, read_class
@@ -21,7 +22,7 @@ from energon_stream.config.sample_types import (
 )
 from energon_stream.config.subset import Subset, parse_subset
 from energon_stream.errors import ConfigError, MetadataError, NotPreparedError
-from energon_stream.index.info_files import DATASET_CONFIG, META_FOLDER
+from energon_stream.index.info_files import META_FOLDER
 from energon_stream.index.yaml_io import check_keys, read_text
 from energon_stream.plugins import load_plugin
 from energon_stream.printable import nearest

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.config.document_keys import (
     ANY,
@@ -39,7 +40,6 @@ from energon_stream.config.view import VIEW_KEYS, parse_view
 from energon_stream.config.weight_schedule import Schedule, parse_schedule
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import dataset_kind
-from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.join_index import NonMatch
 from energon_stream.index.yaml_io import check_keys
 from energon_stream.printable import nearest

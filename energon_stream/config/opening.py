@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.config.listed_samples import warn_of_unused
 from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.references import (
@@ -32,7 +33,6 @@ from energon_stream.index.dataset import (
     read_metadata,
     select_split_part,
 )
-from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.join_index import JoinIndex, JoinMember, open_join_index
 from energon_stream.index.jsonl_index import open_jsonl
 from energon_stream.index.plain import find_tars, list_tars, open_plain

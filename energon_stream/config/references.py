@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.config.subset import Subset
 from energon_stream.config.weight_schedule import Schedule, weight_at
 from energon_stream.errors import LimitError, MetadataError
-from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 
 if TYPE_CHECKING:
     from energon_stream.config.sample_types import DeclaredSamples

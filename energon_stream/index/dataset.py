@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
+from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.cache.cached_store import read_again
 from energon_stream.errors import (
     ConfigError,
@@ -27,11 +28,9 @@ from energon_stream.errors import (
 from energon_stream.index.checksums import AllSamples, digest
 from energon_stream.index.index_files import read_offsets
 from energon_stream.index.info_files import (
-    DATASET_CONFIG,
     INFO_JSON,
     INFO_YAML,
     META_FOLDER,
-    SPLIT_CONFIG,
     SplitConfig,
     load_document,
     parse_info,

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 META_FOLDER = ".nv-meta"
 STAGING = ".nv-staging"  # what an unfinished preparation has found
 INFO_JSON, INFO_YAML = f"{META_FOLDER}/.info.json", f"{META_FOLDER}/.info.yaml"
-SPLIT_CONFIG, DATASET_CONFIG = "split.yaml", "dataset.yaml"
 
 _FORMAT_VERSION = "7.4.1"  # of Megatron-Energon, which refuses unknown keys: there is no room for our version
 _SPECIAL = re.compile(r"[{}\\]")  # what brace patterns give a meaning

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, lru_cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from energon_stream.arguments import SPLIT_CONFIG
 from energon_stream.config.opening import open_all
 from energon_stream.config.references import LeafRef
 from energon_stream.config.view import parse_view
@@ -17,7 +18,6 @@ from energon_stream.errors import (
     RunMismatchError,
     RunNotFoundError,
 )
-from energon_stream.index.info_files import SPLIT_CONFIG
 from energon_stream.index.shard_starts import with_starts
 from energon_stream.lineage.answers import Occurrence, RankStep
 from energon_stream.lineage.log import LogFile

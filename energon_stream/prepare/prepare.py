@@ -9,15 +9,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.atomic_files import remove_temporaries
 from energon_stream.errors import ConfigError, DatasetError, ObjectChangedError, ObjectNotFoundError
 from energon_stream.index.checksums import CHECKSUMS
 from energon_stream.index.index_files import encode_offsets, index_path
 from energon_stream.index.info_files import (
-    DATASET_CONFIG,
     INFO_JSON,
     INFO_YAML,
-    SPLIT_CONFIG,
     STAGING,
     read_info,
 )

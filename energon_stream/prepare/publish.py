@@ -18,15 +18,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.index.checksums import CHECKSUMS
 from energon_stream.index.index_files import index_path
 from energon_stream.index.info_files import (
-    DATASET_CONFIG,
     INFO_JSON,
     INFO_YAML,
     META_FOLDER,
-    SPLIT_CONFIG,
     encode_info,
     encode_split,
     load_document,

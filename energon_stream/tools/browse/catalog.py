@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.opening import open_all
 from energon_stream.config.references import JoinRef, MixtureItem
 from energon_stream.errors import ConfigError, EmptyDatasetError, NotPreparedError
 from energon_stream.index.dataset import WebDatasetIndex, dataset_kind, read_metadata, select_split_part
-from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG, read_info
+from energon_stream.index.info_files import read_info
 from energon_stream.index.jsonl_index import open_jsonl
 from energon_stream.index.plain import find_tars, list_tars, open_plain
 from energon_stream.printable import strip_credentials

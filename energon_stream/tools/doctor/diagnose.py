@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.cache import CacheConfig
 from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.opening import open_all
 from energon_stream.errors import ConfigError, DatasetError, EnergonStreamError, NotPreparedError
 from energon_stream.index.dataset import DatasetMetadata, WebDatasetIndex, dataset_kind
-from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import read_metadata_or_tars
 from energon_stream.printable import counted, strip_credentials
 from energon_stream.storage import ListEntry, StoreSpec, default_counters

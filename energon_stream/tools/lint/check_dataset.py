@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.arrays import distinct
 from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import ChecksumError, ConfigError, DatasetError, DuplicateKeyError
 from energon_stream.index.checksums import read_checksums
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, select_split_part
-from energon_stream.index.info_files import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.index.plain import read_metadata_or_tars
 from energon_stream.logs import renamed
 from energon_stream.storage import StoreSpec

@@ -30,7 +30,7 @@ from energon_stream.quantities import parse_size
 from energon_stream.storage import StoreSpec
 from energon_stream.tools.curation.derive import copy_code
 from energon_stream.tools.repair.repair_plan import RepairPlan, TarReport
-from energon_stream.tools.repair.sound_samples import KINDS, DottedKeys, Duplicates, RepairRules
+from energon_stream.tools.repair.sound_samples import KINDS, RepairRules
 from energon_stream.tools.repair.tar_source import examine_section, noted, open_tars
 from energon_stream.write.columns import ColumnMap
 from energon_stream.write.convert import CONVERSION, begin_conversion
@@ -43,6 +43,7 @@ from energon_stream.write.tar_shard import MAX_SIZE
 if TYPE_CHECKING:
     from energon_stream.engine.tasks import TaskEngine
     from energon_stream.storage import Store
+    from energon_stream.tools.repair import DottedKeys, Duplicates
 
 REPORT = f"{META_FOLDER}/repair.json"
 

@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count, groupby
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from energon_stream.errors import ConfigError, DuplicateKeyError
 from energon_stream.tar.format import is_system_file, is_windows_file, split_name
+from energon_stream.tools.repair import DottedKeys, Duplicates
 from energon_stream.tools.repair.odd_tar import Member, OddTar, is_too_large
-
-DottedKeys = Literal["auto", "first", "last"]
-Duplicates = Literal["rename", "first", "last", "error"]
 
 KINDS = {
     "unpacked": "tars were compressed",

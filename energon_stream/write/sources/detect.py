@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, SourceError
-from energon_stream.write.sources import folder, huggingface, litdata, mds, parquet, text
 
 if TYPE_CHECKING:
     from energon_stream.storage import Store, StoreSpec
     from energon_stream.write.sources.source import Source
 
-# Classes of sources by the name of their format.
-KINDS: Mapping[str, type[Source]] = {
-    "mds": mds.MdsSource,
-    "litdata": litdata.LitDataSource,
-    "parquet": parquet.ParquetSource,
-    "huggingface": huggingface.HuggingFaceSource,
-    "folder": folder.FolderSource,
-    "csv": text.TextSource,
-    "jsonl": text.TextSource,
+KINDS: Mapping[str, str] = {
+    "mds": "mds.MdsSource",
+    "litdata": "litdata.LitDataSource",
+    "parquet": "parquet.ParquetSource",
+    "huggingface": "huggingface.HuggingFaceSource",
+    "folder": "folder.FolderSource",
+    "csv": "text.TextSource",
+    "jsonl": "text.TextSource",
 }
+"""Classes of sources by the name of their format; a class is imported when it is used."""
 
 
 def open_source(spec: StoreSpec, kind: str | None = None, **options: Any) -> Source:
@@ -34,11 +34,15 @@ def open_source(spec: StoreSpec, kind: str | None = None, **options: Any) -> Sou
     kind = kind or find_kind(spec)
     if kind not in KINDS:
         raise ConfigError(f"there is no format {kind!r:.40}", hint=f"use one of {', '.join(KINDS)}")
-    return KINDS[kind](spec, **options)
+    module, _, name = KINDS[kind].partition(".")
+    source: type[Source] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    return source(spec, **options)
 
 
 def find_kind(spec: StoreSpec) -> str:
     """Return the format of a source. A folder is listed. Raises SourceError if it is empty."""
+    from energon_stream.write.sources import huggingface, mds, parquet, text
+
     url = spec.url
     if url.startswith(huggingface.SCHEME):
         return "huggingface"
@@ -70,6 +74,8 @@ def find_kind(spec: StoreSpec) -> str:
 
 
 def _by_index(store: Store) -> str | None:
+    from energon_stream.write.sources import mds
+
     try:
         index = json.loads(bytes(store.get(mds.INDEX).data))
     except ValueError:
