@@ -142,9 +142,9 @@ def changed(
     made: tuple[WeightChange, ...] = ()
     try:
         path, reader, plan = _live_reader(dataset)
+        begun = () if dataset.weights_by_batch() and not plan.even else _begun(dataset, position, path)
         possible = [
-            first_batch(at["at"][1], config.num_streams, stream, plan.per_batch)
-            for stream, at in _begun(dataset, position, path)
+            first_batch(at["at"][1], config.num_streams, stream, plan.per_batch) for stream, at in begun
         ]
         # The first step of which no sample is chosen yet.
         first = max(steps_of(dataset, position)[0], _step_from(max([0, *possible]), config, position))

@@ -22,6 +22,7 @@ from energon_stream.schedule.saved import is_count
 if TYPE_CHECKING:
     from energon_stream.index.bad_samples import BadSample
     from energon_stream.pipeline.failure_notes import Named
+    from energon_stream.schedule import WeightChange
     from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
@@ -50,6 +51,8 @@ class SavableDataset(ABC, Generic[T_co]):
     worker_config: WorkerConfig
     inputs: tuple[SavableDataset[Any], ...] = ()
     training: bool = True
+    regroups: ClassVar[bool] = False
+    """True if an element is made of any number of elements of ``inputs``."""
 
     @property
     def pass_length(self) -> int:
@@ -95,6 +98,19 @@ class SavableDataset(ABC, Generic[T_co]):
     def input_path(self, path: str, number: int) -> str:
         """Return the ``Context.path`` of an input's node; operators on several datasets number them."""
         return path
+
+    def weights_by_batch(self) -> bool:
+        """Return True if weights change by the batches of streams, which take any number of references.
+
+        A stream then begins anew at its state, with the first batch that has other weights.
+        """
+        is_here = self.regroups and all(inner.can_restore_sample() for inner in self.inputs)
+        return is_here or any(inner.weights_by_batch() for inner in self.inputs)
+
+    def batches_of_changes(self, stream: int, changes: Sequence[WeightChange]) -> Iterator[int]:
+        """Yield the batches of a stream with which weights change; even draws change by references."""
+        for inner in self.inputs:
+            yield from inner.batches_of_changes(stream, changes)
 
     def can_restore_sample(self) -> bool:
         """Return True if every function on the way is stateless, so that keys can be turned into elements."""

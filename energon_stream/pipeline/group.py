@@ -119,6 +119,7 @@ class GroupBatchDataset(BatchMaker[T_co]):
     """
 
     kind = "Group"
+    regroups: ClassVar[bool] = True
     node_type = _GroupNode
     option_names: ClassVar[tuple[str, ...]] = ("criterion", "batch_size", "drop_last")
 

@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
+
 from energon_stream.drawing import SHOWN, Drawing
+from energon_stream.index.bad_samples import BadSample, dataset_name
+from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.join_index import JoinIndex
+from energon_stream.index.jsonl_index import JsonlIndex
 from energon_stream.media import AuxStores
 from energon_stream.samples import SourceInfo
 from energon_stream.schedule import BlendPlan, LeafPlan, Plan, RepeatPlan
@@ -78,6 +84,23 @@ class Leaf(Protocol):
 def key_of(raw: RawSample, leaf: Leaf) -> str:
     """Return the ``__key__`` of a leaf's sample."""
     return raw.key if leaf.plain_keys else raw.name
+
+
+def place_of(leaf: Leaf, sample: int, known: str | None, raw: RawSample | None, member: int) -> BadSample:
+    """Name a sample, given the key of an element, which users may have changed, or the sample itself."""
+    index = leaf.index
+    if isinstance(index, JoinIndex):
+        own = None if raw is None else raw.members[member]
+        place = (None, None, None) if own is None else (own.shard, None, own.key)
+        return BadSample(dataset_name(index.members[member].spec.url), *place)
+    number = int(index.shard_of(np.array([sample]))[0])
+    shard = index.shard_paths[number] if isinstance(index, WebDatasetIndex) else None
+    key = None if raw is None else raw.key
+    if known is not None and (shard is None or leaf.plain_keys or known.startswith(f"{shard}/")):
+        key = known.removeprefix(f"{shard}/")
+    at = sample - int(index.shard_starts[number])
+    version = index.version if isinstance(index, JsonlIndex) else None
+    return BadSample(dataset_name(index.spec.url), shard, at, key, version=version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -63,6 +63,8 @@ class Context:
     path: str = ""
     # Weights that the program set for the mixture; they replace the plan's from the first one on.
     changes: tuple[WeightChange, ...] = ()
+    # Batches of the stream before, where weights change by batches; None where they do by references.
+    batches: int | None = None
     # Look-ahead of each dataset, by ``id``; its reader nodes of all streams of this process share it.
     reader_groups: dict[int, ReaderGroup] = field(default_factory=dict, compare=False)
     failures: Failures = field(default_factory=Failures, compare=False)  # of this process
@@ -131,16 +133,13 @@ class WrapperNode:
 
 
 class Runnable(Protocol):
-    """The part of a dataset that a StreamRunner uses."""
+    """The part of a dataset that a StreamRunner uses; see ``SavableDataset``."""
 
     worker_config: WorkerConfig
 
     @property
-    def pass_length(self) -> int:
-        """Elements of one pass of the whole job, where passes follow each other without a gap; else 0."""
-
-    def make_node(self, context: Context, state: State | None) -> Node:
-        """Make the node of one stream, at the start or at ``state``."""
-
-    def count_readers(self) -> int:
-        """Count the reader datasets below; each reads ahead on its own."""
+    def pass_length(self) -> int: ...
+    def make_node(self, context: Context, state: State | None) -> Node: ...
+    def count_readers(self) -> int: ...
+    def weights_by_batch(self) -> bool: ...
+    def batches_of_changes(self, stream: int, changes: Sequence[WeightChange]) -> Iterator[int]: ...

@@ -130,6 +130,7 @@ class PackNode(WrapperNode):
 class PackMaker(Wrapper[T_co]):
     """Base of the operators that make packs. Keys: ``(kind, call, keys and counters of elements, …)``."""
 
+    regroups: ClassVar[bool] = True
     final_packer: Callable[[list[Any]], Any]
     sample_encoder: Callable[[Any], Any] | None
     tolerances: tuple[int, ...]

@@ -18,16 +18,13 @@ from energon_stream.errors import (
     StorageError,
 )
 from energon_stream.fork import PerProcess
-from energon_stream.index.bad_samples import BadSample, dataset_name
-from energon_stream.index.dataset import WebDatasetIndex, identity
+from energon_stream.index.dataset import identity
 from energon_stream.index.entries import OffsetCache
-from energon_stream.index.join_index import JoinIndex
-from energon_stream.index.jsonl_index import JsonlIndex
 from energon_stream.index.shard_starts import with_starts
 from energon_stream.pipeline.blend_shares import tell_shares
 from energon_stream.pipeline.dataset import SavableDataset, foreign_key
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, FailureGuard
-from energon_stream.pipeline.leaf import draw_plan, key_of
+from energon_stream.pipeline.leaf import draw_plan, key_of, place_of
 from energon_stream.pipeline.node import (
     END,
     Context,
@@ -63,6 +60,7 @@ from energon_stream.schedule import (
     check_cursor,
     describe_plan,
     earlier_plan,
+    first_reference,
     in_place,
     is_count,
     leaves,
@@ -72,7 +70,8 @@ from energon_stream.schedule import (
 from energon_stream.storage import Fetcher, shared_fetcher
 
 if TYPE_CHECKING:
-    from energon_stream.pipeline.failure_notes import Named, SampleRef
+    from energon_stream.index.bad_samples import BadSample
+    from energon_stream.pipeline.failure_notes import Named
     from energon_stream.pipeline.leaf import Leaf
     from energon_stream.read.locator import Locator, RawSample
     from energon_stream.schedule import WeightChange
@@ -97,7 +96,9 @@ class _ReaderNode:
             id(dataset),
             ReaderGroup(dataset.reader_options(context.readers), resources.fetcher, context.streams),
         )
-        self._schedule: Schedule = dataset.schedule(context.stream, context.path, changes=context.changes)
+        self._schedule: Schedule = dataset.schedule(
+            context.stream, context.path, changes=context.changes, batches=context.batches
+        )
         self._cursors = CursorCodec(self._schedule)
         self._epoch, cursor = 0, self._schedule.begin()
         if state is not None:
@@ -228,10 +229,12 @@ class ReaderDataset(SavableDataset[Any]):
         path: str = "",
         then: Sequence[EarlierLeaf] | None = None,
         changes: Sequence[WeightChange] = (),
+        batches: int | None = None,
     ) -> Schedule:
         """Return one stream's schedule, for the node at ``path`` (see ``Context``) and ``plan_of(then)``.
 
-        ``changes`` are weights that were set under way, if the plan is a blend by weights.
+        ``changes`` are weights that were set under way, if the plan is a blend by weights. ``batches`` of the
+        stream before, if given, choose the weights that hold from there on.
         """
         config = self.worker_config
         if (packing := self.packing) is not None:
@@ -239,8 +242,16 @@ class ReaderDataset(SavableDataset[Any]):
         plan = self.plan if then is None else self.plan_of(then)
         if changes and isinstance(plan, BlendPlan):
             plan = plan.with_changes(changes)
+        if batches is not None and isinstance(plan, BlendPlan):
+            plan = replace(plan, weights=plan.weights_at(batches * config.num_streams + stream), changes=())
         key = derive_key(config.seed_offset, stream, path, "source")
         return build_schedule(plan, num_streams=config.num_streams, stream=stream, key=key)
+
+    def batches_of_changes(self, stream: int, changes: Sequence[WeightChange]) -> Iterator[int]:
+        plan = self.plan
+        if isinstance(plan, BlendPlan) and not plan.even and self.packing is None:
+            for change in plan.with_changes(changes).changes:
+                yield first_reference(change.begin, self.worker_config.num_streams, stream, 1)
 
     def _job_packs(self, packing: PackPlan, path: str) -> JobPacks:
         key = derive_key(self.worker_config.seed_offset, path, "packs")
@@ -302,32 +313,19 @@ class ReaderDataset(SavableDataset[Any]):
         }
 
     def places(self, named: Named, path: str, member: int) -> list[BadSample]:
-        found = {ref: self._place(ref, key, None, 0) for ref, key in named.items() if ref.path == path}
+        found = {
+            ref: place_of(self.leaves[ref.leaf], ref.number, key, None, 0)
+            for ref, key in named.items()
+            if ref.path == path
+        }
         unknown = [ref for ref, place in found.items() if place.key is None]
         leaves, numbers = [ref.leaf for ref in unknown], [ref.number for ref in unknown]
         refs, resources = Refs(np.array(leaves, np.int32), np.array(numbers, np.int64)), self.resources()
         with suppress(EnergonStreamError):  # without a key, the shard and the number are known at least
             raws = fetch_samples(resources.locators, refs, resources.fetcher, self.options) if unknown else []
             for ref, raw in zip(unknown, raws, strict=True):
-                found[ref] = self._place(ref, None, raw, member)
+                found[ref] = place_of(self.leaves[ref.leaf], ref.number, None, raw, member)
         return list(found.values())
-
-    def _place(self, ref: SampleRef, known: str | None, raw: RawSample | None, member: int) -> BadSample:
-        """Name a sample, given the key of an element, which users may have changed, or the sample itself."""
-        leaf = self.leaves[ref.leaf]
-        index = leaf.index
-        if isinstance(index, JoinIndex):
-            own = None if raw is None else raw.members[member]
-            place = (None, None, None) if own is None else (own.shard, None, own.key)
-            return BadSample(dataset_name(index.members[member].spec.url), *place)
-        number = int(index.shard_of(np.array([ref.number]))[0])
-        shard = index.shard_paths[number] if isinstance(index, WebDatasetIndex) else None
-        key = None if raw is None else raw.key
-        if known is not None and (shard is None or leaf.plain_keys or known.startswith(f"{shard}/")):
-            key = known.removeprefix(f"{shard}/")
-        at = ref.number - int(index.shard_starts[number])
-        version = index.version if isinstance(index, JsonlIndex) else None
-        return BadSample(dataset_name(index.spec.url), shard, at, key, version=version)
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Read samples by their keys, with as few requests as possible."""

@@ -143,18 +143,25 @@ class StreamRunner:
         self._failures = Failures(dataset)
         log = debug_log(self._config.worker_log_level)
         self._log = None if log is None else log.BatchLines(dataset)
+        self._dataset, self._contexts = dataset, dict[int, Context]()
+        self._changing: dict[int, set[int]] = {}  # for each stream, batches before which weights change
+        by_batch = dataset.weights_by_batch()
         readers = len(streams) * dataset.count_readers()
         reader_groups: dict[int, ReaderGroup] = {}
         for stream in streams:
             saved = (states or {}).get(stream)
             self._batches[stream] = 0 if saved is None else int(saved["batches"])
             self._counts[stream] = [0, 0, 0] if saved is None else list(saved.get("counts", (0, 0, 0)))
-            context = Context(
+            batches = self._batches[stream]
+            changing = {*dataset.batches_of_changes(stream, changes)} if by_batch else set[int]()
+            self._changing[stream] = {batch for batch in changing if batch > batches}
+            self._contexts[stream] = context = Context(
                 self._config,
                 stream,
                 readers,
                 len(streams),
                 changes=changes,
+                batches=batches if changing else None,
                 reader_groups=reader_groups,
                 failures=self._failures,
             )
@@ -169,7 +176,10 @@ class StreamRunner:
     def step_any(self) -> Step:
         """Return the next element or end, of the stream that the rotation names."""
         stream = self.rotation.current()
-        node, batches = self._nodes[stream], self._batches[stream]
+        batches = self._batches[stream]
+        if batches in self._changing[stream]:
+            self._begin_anew(stream)
+        node = self._nodes[stream]
         with self._config.activate(stream, batch_index=batches):
             try:
                 item = node.next()
@@ -191,6 +201,17 @@ class StreamRunner:
         state = node.state()
         note = None if self._take_note is None else self._take_note(stream, item.key, state)
         return Step(stream, value, False, self._state(stream, state), note, bad)
+
+    def _begin_anew(self, stream: int) -> None:
+        """Make the node of a stream again where it stands, with the weights of its next batch."""
+        batches, node = self._batches[stream], self._nodes[stream]
+        self._changing[stream].remove(batches)
+        state = node.state()
+        node.close()
+        with self._config.activate(stream, batch_index=batches):
+            context = replace(self._contexts[stream], batches=batches)
+            self._nodes[stream] = self._dataset.make_node(context, state)
+        self._failures.take()  # what a node makes again was counted before
 
     def _bad(self, stream: int) -> tuple[BadSample, ...]:
         """Count what was noted since the last step, which may be of another stream; return what failed."""

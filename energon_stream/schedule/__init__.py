@@ -29,7 +29,7 @@ from energon_stream.schedule.planned import JobPacks, PackedSchedule, PackPiece,
 from energon_stream.schedule.saved import damaged, is_count, reading, shown
 from energon_stream.schedule.schedule import BlendCursor, Cursor, LeafCursor, Refs, RepeatCursor, Schedule
 from energon_stream.schedule.skip import skip
-from energon_stream.schedule.weights import WeightChange, check_weights, first_batch
+from energon_stream.schedule.weights import WeightChange, check_weights, first_batch, first_reference
 
 __all__ = [
     "BlendCursor",
@@ -61,6 +61,7 @@ __all__ = [
     "describe_plan",
     "earlier_plan",
     "first_batch",
+    "first_reference",
     "in_place",
     "is_count",
     "leaf_then",

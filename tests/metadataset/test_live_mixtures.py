@@ -167,6 +167,85 @@ def test_weights_reach_what_workers_had_made_ahead(folder, workers):
     assert step([plain], 30) == after
 
 
+class Packs(Texts):
+    """Packs of two to six samples, of a buffer that is as long: batches take any number of references."""
+
+    def select_samples_to_pack(self, samples):
+        return [samples]
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return samples
+
+    def batch(self, packs):
+        return [text for pack in packs for text in pack]
+
+
+class Groups(Texts):
+    """Batches of texts that end alike: a group waits for its last sample while others are drawn."""
+
+    def batch_group_criterion(self, sample):
+        return int(sample[-1]) % 2, 1
+
+    def batch(self, texts):
+        return texts
+
+
+@pytest.mark.parametrize("size", [2, 6])
+@pytest.mark.parametrize("way", ["file", "program"])
+def test_a_step_is_one_of_the_loop_where_packs_have_several_samples(folder, way, size):
+    """The weights of a step hold from its batch on, not from that many samples on."""
+    name = f"packs-{way}-{size}"
+    schedule = {"a": {0: 1, 24: 0}, "b": {0: 0, 24: 1}} if way == "file" else {"a": 1, "b": {0: 0, 10000: 0}}
+    options = {"batch_size": 2, "packing_buffer_size": size, "task_encoder": Packs(), "streams": 4}
+    path = mix(folder, name, **schedule)
+    loader = open_loader(path, **options)
+    found = step([loader], 5)
+    if way == "program":
+        loader.set_weights({"a": 0, "b": 1}, at_step=24)
+    found += step([loader], 35)
+    assert {len(batch) for batch in found} == {2 * size}
+    assert (sources(found[:24]), sources(found[24:])) == ({"a"}, {"b"})
+    if way == "file":
+        for world, workers in ((2, 0), (4, 1)):
+            loaders = [open_loader(path, rank, world, workers, **options) for rank in range(world)]
+            assert step(loaders, 40 // world) == found
+            for each in loaders:
+                each.close()
+
+
+@pytest.mark.parametrize("kept", ["packs", "groups"])
+def test_a_step_of_the_loop_resumes_on_any_ranks_with_samples_that_are_held(folder, kept):
+    """A buffer of 16, packs of 4, or groups: what is held at a change was drawn before it."""
+
+    class Four(Packs):
+        def select_samples_to_pack(self, samples):
+            return [samples[at : at + 4] for at in range(0, len(samples), 4)]
+
+    options = {"streams": 4, "batch_size": 3, "task_encoder": Groups()}
+    if kept == "packs":
+        options |= {"packing_buffer_size": 16, "task_encoder": Four(), "batch_size": 1}
+    else:
+        options |= {"batch_size": None}
+    path = mix(
+        folder, f"held-{kept}", a={0: 1, 20: 0, 44: 1}, b={0: 0, 20: 1, 44: {"to": 0, "ramp": "linear"}}
+    )
+    straight = step([open_loader(path, **options)], 80)
+    assert sources(straight[:20]) == {"a"}
+    assert "b" in sources(straight[20:24] if kept == "groups" else straight[32:36])
+    for at in (8, 20, 24, 36, 44, 60):
+        whole = open_loader(path, **options)
+        step([whole], at)
+        states = [loads(dumps(whole.save_state_rank()))]
+        for world, workers in ((1, 1), (2, 0), (4, 0)):
+            loaders = [open_loader(path, rank, world, workers, **options) for rank in range(world)]
+            for loader in loaders:
+                loader.restore_state_global(states)
+            assert step(loaders, 16 // world) == straight[at : at + 16], (at, world, workers)
+            for loader in loaders:
+                loader.close()
+
+
 def test_states_keep_weights_that_are_still_to_come(folder):
     loader = open_loader(mix(folder), streams=2)
     step([loader], 3)
