@@ -91,10 +91,12 @@ def pack_mixture(
     plan = plan_packs(packing, mixture, request)
     each = plan.pack_samples()
     streams, batch = request.config.num_streams, request.batch_size or 1
-    # A reader looks two windows ahead, or 65536 samples of the job, which take about a second: to look ahead,
-    # each process plans the whole job's samples.
-    window = math.ceil(plan.spec.window * plan.spec.step / streams * each)
-    limits = mixture.limits.planned(max(2 * window, (1 << 16) // streams))
+    # To look ahead, each process plans the whole job's samples, of which a reader takes about three times the
+    # limit. So it is two windows or 32768 samples of the job, and no more than is planned in a second.
+    step = plan.spec.step * each
+    window = plan.spec.window * step
+    ahead = min(max(2 * window, 1 << 15), 6 * window, max(2 * step, 1 << 17))
+    limits = mixture.limits.planned(math.ceil(ahead / streams))
     if given is None or given.first_samples is None:
         limits = replace(limits, first_samples=math.ceil(batch * each))
     return replace(mixture, packing=plan, limits=limits)

@@ -178,7 +178,7 @@ class BasicDataLoader(ObservedLoader[T]):
 
     def _check_bad(self, position: LoaderPosition) -> None:
         """Raise TooManyBadSamplesError for a share above ``max_bad``; tell of failures now and then."""
-        read, bad, failures = counts_of(position)
+        read, bad, failures, _ = counts_of(position)
         if failures >= 10 * max(1, self._told):
             self._tell_bad(position)
         if self._max_bad is None or failures < _LEAST_FAILURES or bad <= self._max_bad * read:
@@ -192,11 +192,14 @@ class BasicDataLoader(ObservedLoader[T]):
 
     def _tell_bad(self, position: LoaderPosition | None = None) -> None:
         """Log a summary of the bad samples, if there are others than in the one before."""
-        read, bad, failures = counts_of(position or self._position)
+        read, bad, failures, _ = counts_of(position or self._position)
         if failures > self._told:
             self._told = failures
             rank, kinds = self.worker_config.rank, self._kinds()
             _log.warning("rank %d: %s of %s samples failed: %s", rank, f"{bad:,}", f"{read:,}", kinds)
+
+    def _emptied_packs(self) -> int:
+        return counts_of(self._position)[3]
 
     def _kinds(self) -> str:
         before = (
@@ -381,8 +384,8 @@ class BasicDataLoader(ObservedLoader[T]):
         return self.dataset.restore_sample(restore_key)
 
 
-def counts_of(position: LoaderPosition) -> tuple[int, int, int]:
-    """Return samples that were read, samples that failed, and calls that failed, since the start."""
+def counts_of(position: LoaderPosition) -> tuple[int, int, int, int]:
+    """Return samples that were read, that failed, calls that failed, and emptied packs, since the start."""
     counts = [state.get("counts", (0, 0, 0)) for state in position.states.values() if state is not None]
-    read, bad, failures = (sum(each[number] for each in counts) for number in range(3))
-    return read, bad, failures
+    read, bad, failures, emptied = (sum(sum(each[at : at + 1]) for each in counts) for at in range(4))
+    return read, bad, failures, emptied

@@ -48,7 +48,7 @@ Named: TypeAlias = "Mapping[SampleRef, str | None]"
 
 
 class Notes(NamedTuple):
-    """Counts of samples read, samples that failed and calls that failed; and these calls."""
+    """Counts of samples read, samples that failed, calls that failed, and emptied packs; and these calls."""
 
     counts: list[int]
     calls: list[tuple[str, list[BadSample]]]  # the function, and its samples
@@ -60,11 +60,11 @@ class Failures:
     def __init__(self, dataset: Any = None) -> None:
         self._dataset = dataset
         self._kinds: set[tuple[type[Exception], str]] = set()
-        self.notes: Notes = Notes([0, 0, 0], [])
+        self.notes: Notes = Notes([0, 0, 0, 0], [])
 
     def take(self) -> Notes:
         """Return the notes, and begin anew."""
-        taken, self.notes = self.notes, Notes([0, 0, 0], [])
+        taken, self.notes = self.notes, Notes([0, 0, 0, 0], [])
         return taken
 
     def put(self, notes: Notes) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from inspect import isgeneratorfunction, unwrap
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -60,26 +62,32 @@ class PlannedPack(list[Any]):
 
 
 class _PlannedPackingNode(PackNode):
-    """State: ``in``, ``n`` (packs, encodings made), ``held`` (key), ``open``, ``end``.
+    """State: ``in``, ``n`` (packs, encodings made, slots filled, slots behind), ``held``, ``open``, ``end``.
 
-    A sample is held only where the last one of a pack was left out, which the first of the next pack told.
+    Samples are held where the last one of a pack was left out, which the first of the next pack told, and
+    where a pack has lent a sample. A pack without samples keeps its slot, so that the stream stays in step
+    with the others: the next pack of several samples lends it the shortest.
     """
 
     def __init__(self, dataset: PlannedPackingDataset, context: Context, state: State | None) -> None:
-        start = {"in": None, "n": [0, 0], "held": [], "open": None, "end": False}
+        start = {"in": None, "n": [0, 0, 0, 0], "held": [], "open": None, "end": False}
         saved = read_state(state, start, dataset, context)
         keys = list(saved["held"])
-        if len(keys) > 1:
-            raise damaged(f"{len(keys)} samples are held")
-        self._held: Item | None = dataset.dataset.restore_many(keys, context)[0] if keys else None
-        super().__init__(dataset, context, saved, *saved["n"])
+        self._held: deque[Item] = deque(dataset.dataset.restore_many(keys, context) if keys else ())
+        packs, encodings, self._slot, self._behind = saved["n"]
+        self._counts = context.failures
+        super().__init__(dataset, context, saved, packs, encodings)
+
+    def next(self) -> Item | End:
+        item = super().next()
+        self._slot, self._behind = (0, 0) if isinstance(item, End) else (self._slot + 1, self._behind)
+        return item
 
     def _gather(self) -> list[Item]:
         found: list[Item] = []
         last: PackPiece | None = None
-        while not self._ended:
-            item: Item | End = self._inner.next() if self._held is None else self._held
-            self._held = None
+        while self._held or not self._ended:
+            item: Item | End = self._held.popleft() if self._held else self._inner.next()
             if isinstance(item, End):
                 self._ended = True
                 break
@@ -89,7 +97,7 @@ class _PlannedPackingNode(PackNode):
                     "an element comes from no planned pack", hint="read one dataset, opened with packing="
                 )
             if last is not None and piece.pack != last.pack:
-                self._held = item
+                self._held.appendleft(item)
                 break
             if last is not None and piece.place <= last.place:
                 raise ConfigError(
@@ -100,11 +108,24 @@ class _PlannedPackingNode(PackNode):
             if piece.place == piece.count - 1:
                 break
             last = piece
-        return found
+        return self._lent(found) if found else found
+
+    def _lent(self, items: list[Item]) -> list[Item]:
+        """Return the samples of the next slot: of a pack, or one that it lends to an emptied one."""
+        pieces = [piece for item in items if (piece := piece_of(item.key)) is not None]
+        behind = max(0, pieces[0].pack - self._slot)
+        self._counts.notes.counts[3] += max(0, behind - self._behind)
+        self._behind = behind
+        if not behind or len(items) < 2 or isgeneratorfunction(unwrap(self._maker.final_packer)):
+            return items
+        shortest = min(range(len(items)), key=lambda number: pieces[number].stop - pieces[number].start)
+        lent = items.pop(shortest)
+        self._held.extendleft(reversed(items))
+        return [lent]
 
     def state(self) -> State:
-        held = [] if self._held is None else [self._held.key]
-        return {**super().state(), "n": [self._packs, self._encodings], "held": held}
+        counts = [self._packs, self._encodings, self._slot, self._behind]
+        return {**super().state(), "n": counts, "held": [item.key for item in self._held]}
 
 
 class PlannedPackingDataset(PackMaker[Any]):

@@ -215,9 +215,10 @@ class StreamRunner:
 
     def _bad(self, stream: int) -> tuple[BadSample, ...]:
         """Count what was noted since the last step, which may be of another stream; return what failed."""
-        read, bad, calls = self._failures.notes.counts
+        read, bad, calls, emptied = self._failures.notes.counts
         mine = self._counts[stream]
-        self._counts[stream] = [mine[0] + read, mine[1] + bad, mine[2] + calls]
+        more = [sum(mine[3:]) + emptied] if emptied or len(mine) > 3 else []
+        self._counts[stream] = [mine[0] + read, mine[1] + bad, mine[2] + calls, *more]
         noted = self._failures.take().calls
         return tuple([sample for _, samples in noted for sample in samples]) if noted else ()
 

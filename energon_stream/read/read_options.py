@@ -101,7 +101,7 @@ class ReadOptions:
 
     def planned(self, samples: int) -> ReadOptions:
         """Return the limits where an order must be planned: ``samples`` samples ahead, bit by bit."""
-        most = min(self.max_ahead, max(_LEAST, samples))
+        most = min(self.max_ahead, samples)
         return replace(self, max_ahead=most, _chunk=max(1, min(self.chunk, most // LOADING)))
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
+import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -13,16 +13,21 @@ from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key, uniform
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from energon_stream.arrays import Float64Array, Int64Array
 
 Load: TypeAlias = Literal["linear", "quadratic"] | Callable[["Int64Array"], float]
 """Work of a pack: the sum of its lengths, the sum of their squares, or a function of the lengths."""
 
 _EVEN = 1.02
-"""Largest load over the mean of ranks with which a window is dealt at once; else other levels are tried."""
-_EVEN_ENOUGH = 1.04  # the same with which no smaller number of ranks is tried
-_EVENEST = 1.005  # the same at which swaps end
-_MOST_SWAPS = 4  # swaps for each rank that make the loads of a step more even, at most
+"""Largest load over the mean with which steps are dealt at once; else others are tried."""
+_EVEN_ENOUGH = 1.04  # the same that is preferred to steps that take less time in all
+_WORST = 0.03  # weight of the largest load over the mean beside the time of all steps
+_UNIT = 1 << 16  # of loads: their mean. Plans are made of integers, which all machines add up alike
+_MOST = 1 << 28  # of a load
+_TURNS = 12  # rounds of swaps between the streams of a step
+_CHOICE = 8  # packs of a stream that may change places in a round
 
 
 def pack_lengths(lengths: Int64Array, capacity: int, packs: int | None = None) -> Int64Array | None:
@@ -92,138 +97,165 @@ def _load_of(lengths: Int64Array, load: Callable[[Int64Array], Any]) -> float:
     ) from cause
 
 
-def balance(loads: Float64Array, sizes: Sequence[int]) -> Int64Array:
-    """Deal packs to bins of given sizes, so that the sums of the bins' loads are even.
+def in_units(loads: Float64Array) -> Int64Array:
+    """Return loads of shape (packs, kinds) in units of a part of the mean of each kind."""
+    means = np.array([math.fsum(kind) / max(1, len(loads)) or 1.0 for kind in loads.T])
+    scaled: Int64Array = np.minimum(np.rint(loads / means * _UNIT), _MOST).astype(np.int64)
+    return scaled
 
-    The heaviest first, each to the lightest bin that has room. Then packs of the heaviest bin change places
-    with others as long as that makes the largest sum smaller.
 
-    Returns the bin of each pack.
+def unevenness(sums: npt.NDArray[Any]) -> Float64Array:
+    """Return the largest load over the mean; ``sums`` has ranks in the last axis but one, kinds in the last.
 
     Example:
-        >>> balance(np.array([9.0, 1.0, 5.0, 5.0]), [2, 2]).tolist()
-        [0, 0, 1, 1]
+        >>> unevenness(np.array([[3, 1], [1, 1]])).tolist()
+        [1.5, 1.0]
     """
-    bins = np.zeros(len(loads), dtype=np.int64)
-    lightest = [(0.0, number) for number, size in enumerate(sizes) if size]
-    room = list(sizes)
-    values = loads.tolist()
-    for pack in np.argsort(-loads, kind="stable").tolist():
-        total, number = heapq.heappop(lightest)
-        bins[pack] = number
-        room[number] -= 1
-        if room[number]:
-            heapq.heappush(lightest, (total + values[pack], number))
-    sums = np.bincount(bins, weights=loads, minlength=len(sizes))
-    # With bins of unequal sizes, the larger ones have more to do anyway.
-    target = _EVENEST * sums.mean()
-    for _ in range(_MOST_SWAPS * len(sizes)):
-        heaviest = int(np.argmax(sums))
-        largest = sums[heaviest]
-        if largest <= target:
-            break
-        mine, others = np.flatnonzero(bins == heaviest), np.flatnonzero(bins != heaviest)
-        moved = loads[mine][:, None] - loads[others][None, :]
-        # The larger of both sums after a swap.
-        after = np.where(moved > 0, np.maximum(largest - moved, sums[bins[others]][None, :] + moved), np.inf)
-        best = int(np.argmin(after)) if after.size else 0
-        if not after.size or not after.flat[best] < largest:
-            break
-        one, other = mine[best // len(others)], others[best % len(others)]
-        shift = loads[one] - loads[other]
-        sums[heaviest] -= shift
-        sums[bins[other]] += shift
-        bins[one], bins[other] = bins[other], bins[one]
+    total = sums.sum(axis=-2)
+    found: Float64Array = np.where(total, sums.max(axis=-2) * sums.shape[-2] / np.maximum(total, 1), 1.0)
+    return found
+
+
+def match_rows(loads: Int64Array, rows: Int64Array) -> Int64Array:
+    """Give each stream of a step one pack of each row: the heaviest of a row to the lightest stream so far.
+
+    ``rows`` has packs in the shape (steps, rows, streams); returned are packs of (steps, streams, rows).
+    """
+    found = np.empty((len(rows), rows.shape[2], rows.shape[1]), dtype=np.int64)
+    sums = np.zeros((len(rows), rows.shape[2], loads.shape[1]), dtype=np.int64)
+    for number in range(rows.shape[1]):
+        row = rows[:, number]
+        heavy = np.argsort(-loads[row].sum(axis=2), axis=1, kind="stable")
+        light = np.argsort(sums.sum(axis=2), axis=1, kind="stable")
+        np.put_along_axis(found[:, :, number], light, np.take_along_axis(row, heavy, axis=1), axis=1)
+        sums += loads[found[:, :, number]]
+    return found
+
+
+def swap_packs(loads: Int64Array, bins: Int64Array) -> Int64Array:
+    """Let packs of the heavier streams of a step change places with packs of the lighter ones.
+
+    ``bins`` has packs in the shape (steps, streams, packs). Streams go in pairs, and a pair swaps the packs
+    that leave the smallest difference.
+    """
+    steps, streams, size = bins.shape
+    half, kinds, every = streams // 2, loads.shape[1], np.arange(steps)[:, None]
+    bins, sums = bins.copy(), loads[bins].sum(axis=2)
+    for turn in range(_TURNS * kinds if half and size > 1 else 0):
+        kind = turn % (kinds + 1)
+        order = np.argsort(sums[:, :, kind] if kind < kinds else sums.sum(axis=2), axis=1, kind="stable")
+        heavy, light = order[:, ::-1][:, :half], np.roll(order[:, :half], turn // (kinds + 1), axis=1)
+        places = (np.arange(min(size, _CHOICE)) + turn * _CHOICE) % size
+        gap = sums[every, heavy] - sums[every, light]
+        given, taken = loads[bins[every, heavy]][:, :, places], loads[bins[every, light]][:, :, places]
+        after = gap[:, :, None, None] - 2 * (given[:, :, :, None] - taken[:, :, None])
+        squares = (after**2).sum(axis=4).reshape(steps, half, -1)
+        best = squares.argmin(axis=2)
+        least = np.take_along_axis(squares, best[:, :, None], axis=2)[:, :, 0]
+        step, pair = np.nonzero(least < (gap**2).sum(axis=2))
+        one, other = heavy[step, pair], light[step, pair]
+        mine, yours = np.divmod(best[step, pair], len(places))
+        first, second = bins[step, one, places[mine]], bins[step, other, places[yours]]
+        bins[step, one, places[mine]], bins[step, other, places[yours]] = second, first
+        shift = loads[first] - loads[second]
+        sums[step, one] -= shift
+        sums[step, other] += shift
     return bins
 
 
-def deal_to_streams(loads: Float64Array, streams: int, ranks: int) -> tuple[list[list[int]], float]:
-    """Deal the packs of one global step to streams, so that the loads of the ranks are even.
+def rows_of_steps(ranked: Int64Array, steps: int, streams: int, key: int) -> Iterator[Int64Array]:
+    """Yield ways to deal ranked packs to steps, as arrays of shape (steps, rows, streams).
 
-    Rank ``r`` of R ranks has the streams ``s`` with ``s % R == r``. Where the loads of R ranks are even, so
-    are the loads of any number of ranks that divides R.
-
-    Returns the packs of each stream, of which the first may have one more in the last step of a pass; and the
-    largest load of a rank over the mean.
-
-    Example:
-        >>> deal_to_streams(np.array([9.0, 1.0, 5.0, 5.0]), 2, 2)
-        ([[0, 1], [2, 3]], 1.0)
+    A band of neighbours is dealt to some steps at random. With bands for all steps, each has packs of all
+    loads. Narrower ones make the packs of a row more alike: these go to steps in turn, or those of similar
+    loads come together in a step. Last, some steps have the heaviest packs.
     """
-    whole, rest = divmod(len(loads), streams)
-    sizes = [whole + (stream < rest) for stream in range(streams)]
-    bins = balance(loads, [sum(sizes[rank::ranks]) for rank in range(ranks)])
-    sums = np.bincount(bins, weights=loads, minlength=ranks)
-    dealt: list[list[int]] = [[] for _ in range(streams)]
-    for rank in range(ranks):
-        mine = np.flatnonzero(bins == rank)
-        own = range(rank, streams, ranks)
-        shares = balance(loads[mine], [sizes[stream] for stream in own])
-        for share, stream in enumerate(own):
-            dealt[stream] = mine[shares == share].tolist()
-    return dealt, float(sums.max() / sums.mean()) if sums.any() else 1.0
+    rows, draws = len(ranked) // (steps * streams), uniform(derive_key(key, "bands"), ranked)
+    for share in (number for number in range(steps, 0, -1) if steps % number == 0):
+        places = np.argsort(draws.reshape(-1, streams, share), axis=2, kind="stable")
+        bands = np.take_along_axis(ranked.reshape(-1, streams, share), places, axis=2)
+        together = bands.reshape(steps // share, rows, streams, share)
+        yield together.transpose(0, 3, 1, 2).reshape(steps, rows, streams)
+        if share < steps and rows > 1:
+            in_turn = bands.reshape(rows, steps // share, streams, share)
+            yield in_turn.transpose(1, 3, 0, 2).reshape(steps, rows, streams)
+    for heavy in range(1, steps if rows > 1 else 1):
+        parts = np.split(ranked, [heavy * rows * streams])
+        counts = heavy, steps - heavy
+        each = zip(parts, counts, strict=True)
+        yield np.concatenate([next(rows_of_steps(own, count, streams, key)) for own, count in each])
 
 
-def deal_to_steps(loads: Float64Array, levels: Sequence[int], key: int) -> Int64Array:
-    """Return the packs of each global step, a row each; steps and rows are in a random order.
+def order_streams(sums: Int64Array, key: int) -> Int64Array:
+    """Return which of a step's shares each stream gets: even for fewer ranks, too, and none the heaviest.
 
-    Packs are sorted by load and cut into levels, each of a number of steps, the lightest first. Neighbours
-    in a level are dealt to its steps at random. With one level, every step has packs of all loads; with more,
-    of fewer.
+    Shares become pairs (or more, by the factors of their number), heavy ones with light ones, and pairs
+    become pairs, until one is left; places in a pair are drawn. ``sums`` has the shape (steps, streams).
     """
-    packs, steps = np.arange(len(loads), dtype=np.int64), sum(levels)
-    size = len(loads) // steps
-    # Equal loads are in a random order, too.
-    ranked = np.lexsort((uniform(derive_key(key, "ties"), packs), loads))
-    draws = uniform(derive_key(key, "steps"), packs)
-    rows, begin = [], 0
-    for level in levels:
-        end = begin + level * size
-        places = np.argsort(draws[begin:end].reshape(size, level), axis=1, kind="stable")
-        rows.append(np.take_along_axis(ranked[begin:end].reshape(size, level), places, axis=1).T)
-        begin = end
-    mixed = np.concatenate(rows)
-    mixed = mixed[np.argsort(uniform(derive_key(key, "order"), packs[:steps]), kind="stable")]
-    order = np.argsort(uniform(derive_key(key, "rows"), packs).reshape(steps, -1), axis=1, kind="stable")
-    dealt: Int64Array = np.take_along_axis(mixed, order, axis=1)
-    return dealt
+    steps, streams = sums.shape
+    every, factors, left = np.arange(steps)[:, None], list[int](), streams
+    members = np.broadcast_to(np.arange(streams)[:, None], (steps, streams, 1))
+    while left > 1:
+        factor = next(number for number in range(2, left + 1) if left % number == 0)
+        left //= factor
+        ranked = np.argsort(sums, axis=1, kind="stable").reshape(steps, factor, left)
+        ranked[:, 1::2] = ranked[:, 1::2, ::-1].copy()
+        draws = uniform(derive_key(key, "places", left), np.arange(ranked.size)).reshape(ranked.shape)
+        ranked = np.take_along_axis(ranked, np.argsort(draws, axis=1, kind="stable"), axis=1)
+        groups = ranked.transpose(0, 2, 1).reshape(steps, left * factor)
+        members = members[every, groups].reshape(steps, left, streams // left)
+        sums = sums[every, groups].reshape(steps, left, factor).sum(axis=2)
+        factors.insert(0, factor)
+    # Rank r of R has the streams s with s % R == r: the first groups differ in the lowest digit of s.
+    digits = members.reshape(steps, *factors)
+    return digits.transpose(0, *range(len(factors), 0, -1)).reshape(steps, streams)
 
 
-def _levels(steps: int) -> list[list[int]]:
-    """Return the levels that are tried: one, two of all sizes, and more of equal sizes."""
-    halves = sorted(range(1, steps), key=lambda light: (abs(2 * light - steps), light))
-    equal = [[steps // number] * number for number in range(3, steps + 1) if steps % number == 0]
-    return [[steps], *([light, steps - light] for light in halves), *equal]
+def rankings(units: Int64Array, packs: Int64Array, key: int) -> Iterator[Int64Array]:
+    """Yield packs, the heaviest first: by all kinds of load together, then by each. Ties are drawn."""
+    ties = uniform(derive_key(key, "ties"), packs)
+    kinds = units[packs].T
+    for by in [kinds.sum(axis=0), *(kinds if len(kinds) > 1 else ())]:
+        yield packs[np.lexsort((ties, -by))]
 
 
 def deal_packs(loads: Float64Array, step: int, streams: int, key: int) -> list[list[int]]:
-    """Deal packs to global steps and streams, so that the ranks' loads are even in each step.
+    """Deal packs to global steps and streams, so that the streams' loads of each kind are even in each step.
 
     Steps have packs of all loads if they can be dealt evenly so. Few packs of a stream, or a pack that is
-    heavier than the mean of a rank, make that impossible; then steps have packs of fewer loads, as few as it
-    takes. Where no steps are even for as many ranks as streams, they are for as many as possible. ``step``,
-    the packs of a step, is a multiple of the streams; the rest of the division comes last.
+    heavier than the mean of a stream, make that impossible; then steps have packs of fewer loads, down to
+    those that are next to each other in load. Where nothing is even, the largest loads of all steps together
+    are as small as can be. ``step``, the packs of a step, is a multiple of the streams; the rest of the
+    division comes last. ``loads`` has a column for each kind.
     """
-    steps, rest = divmod(len(loads), step)
+    units, steps = in_units(loads), len(loads) // step
     order = np.argsort(uniform(derive_key(key, "rest"), np.arange(len(loads))), kind="stable")
-    last, whole = np.sort(order[:rest]), np.sort(order[rest:])
-    best: list[list[list[int]]] = []
-    least = np.inf
-    for ranks in (number for number in range(streams, 0, -1) if steps and streams % number == 0):
-        for levels in _levels(steps):
-            tried, uneven = [], 1.0
-            for row in deal_to_steps(loads[whole], levels, key):
-                dealt, largest = deal_to_streams(loads[whole[row]], streams, ranks)
-                tried.append([whole[row[own]].tolist() for own in dealt])
-                uneven = max(uneven, largest)
-                if uneven >= least:
-                    break
-            if uneven < least:
-                best, least = tried, uneven
-            if least <= _EVEN:
+    last, whole = np.sort(order[steps * step :]), np.sort(order[: steps * step])
+    dealt = np.zeros((0, streams, step // streams), dtype=np.int64)
+    least = (True, math.inf)
+    for ranked in rankings(units, whole, key) if steps else ():
+        for rows in rows_of_steps(ranked, steps, streams, key):
+            bins = swap_packs(units, match_rows(units, rows))
+            sums = units[bins].sum(axis=2)
+            worst = float(unevenness(sums).max())
+            time = float(sums.max(axis=1).sum()) / (len(whole) // streams * _UNIT)
+            cost = worst > _EVEN_ENOUGH, time + _WORST * worst
+            if cost < least:
+                dealt, least = bins, cost
+            if worst <= _EVEN:
                 break
-        if least <= _EVEN_ENOUGH:
+        if not least[0]:
             break
-    if rest:
-        best.append([last[own].tolist() for own in deal_to_streams(loads[last], streams, streams)[0]])
-    return [[pack for dealt in best for pack in dealt[stream]] for stream in range(streams)]
+    dealt = np.take_along_axis(dealt, order_streams(units[dealt].sum(axis=(2, 3)), key)[:, :, None], axis=1)
+    dealt = dealt[np.argsort(uniform(derive_key(key, "order"), np.arange(steps)), kind="stable")]
+    draws = uniform(derive_key(key, "rows"), dealt)
+    dealt = np.take_along_axis(dealt, np.argsort(draws, axis=2, kind="stable"), axis=2)
+    # Of the rest, the first streams may have a pack more, which is a light one.
+    rest = last[np.argsort(-units[last].sum(axis=1), kind="stable")]
+    whole_rows = len(rest) // streams
+    more = match_rows(units, rest[: whole_rows * streams].reshape(1, whole_rows, streams))[0]
+    found = np.concatenate(
+        [dealt.transpose(1, 0, 2).reshape(streams, steps * (step // streams)), more], axis=1
+    )
+    extra = rest[rows * streams :].tolist()
+    return [[*own, *extra[number : number + 1]] for number, own in enumerate(found.tolist())]

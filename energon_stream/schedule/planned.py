@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 Overlong = Literal["error", "drop", "split"]
 
-PACKING = 1
+PACKING = 2
 """Version of the algorithm that forms and deals packs. Raise it when other packs come out: states have it."""
-_KEPT = 24  # windows that a process keeps: streams and their look-ahead are at different ones
+_KEPT = 1 << 20  # samples in the windows that a process keeps, for streams that look ahead differently far
+_LEAST_KEPT = 4  # windows that are kept, whatever they have
 _TAKEN = 4096  # references that are taken from the job's schedule at a time
 _FILLS = (0.998, 0.995, 0.99, 0.985, 0.98, 0.97, 0.95, 0.9, 0.8, 0.65, 0.5)
 """Shares of the room in a window's packs that are tried, the fullest first."""
@@ -159,6 +160,7 @@ class JobPacks:
         self.streams: int = streams
         self._costs, self._key = costs, key
         self._windows: OrderedDict[tuple[int, Cursor], PlannedWindow] = OrderedDict()
+        self._kept = 0
 
     def window(self, epoch: int, number: int, start: Cursor) -> PlannedWindow | None:
         """Return the window that begins at a place; None at the end of the pass."""
@@ -168,8 +170,9 @@ class JobPacks:
         found = self._windows.get(key)
         if found is None:
             self._windows[key] = found = self._plan(epoch, number, start)
-            while len(self._windows) > _KEPT:
-                self._windows.popitem(last=False)
+            self._kept += found.count
+            while self._kept > _KEPT and len(self._windows) > _LEAST_KEPT:
+                self._kept -= self._windows.popitem(last=False)[1].count
         else:
             self._windows.move_to_end(key)
         return found
@@ -235,23 +238,18 @@ class JobPacks:
     def _deal(self, refs: Refs, pieces: _PieceColumns, pack: Int64Array, key: int) -> tuple[StreamPacks, ...]:
         packs = int(pack.max()) + 1 if len(pack) else 0
         lengths = pieces.stop - pieces.start
-        loads = pack_loads(lengths, pack, packs, self.spec.load)
+        loads = pack_loads(lengths, pack, packs, self.spec.load)[:, None]
         dealt = deal_packs(loads, self.spec.step, self.streams, key)
-        order = np.argsort(pack, kind="stable")
-        sizes = np.bincount(pack, minlength=packs)
-        of_pack = np.split(order, np.cumsum(sizes)[:-1]) if packs else []
+        order, sizes = np.argsort(pack, kind="stable"), np.bincount(pack, minlength=packs)
+        first = np.cumsum(sizes) - sizes
         found = []
         for own in dealt:
-            mine = np.concatenate([of_pack[one] for one in own]) if own else np.zeros(0, dtype=np.int64)
+            ends = np.cumsum(sizes[own])
+            pieces_of = np.repeat(first[own] - ends + sizes[own], sizes[own]) + np.arange(ends[-1:].sum())
+            mine = order[pieces_of]
             ref = pieces.ref[mine]
-            found.append(
-                StreamPacks(
-                    Refs(refs.leaf[ref], refs.index[ref]),
-                    pieces.start[mine],
-                    pieces.stop[mine],
-                    np.cumsum(sizes[own]).tolist(),
-                )
-            )
+            refs_of = Refs(refs.leaf[ref], refs.index[ref])
+            found.append(StreamPacks(refs_of, pieces.start[mine], pieces.stop[mine], ends.tolist()))
         return tuple(found)
 
 

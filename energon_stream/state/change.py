@@ -40,7 +40,7 @@ from energon_stream.state.description import Description, SavedLeaves, fingerpri
 from energon_stream.state.digest import with_digest
 from energon_stream.state.identity import IDENTITIES, Matching, gone_name, hash_content
 from energon_stream.state.mixture_weights import WEIGHTS, read_changes, write_changes
-from energon_stream.state.rank import check_topology, read_rank_state
+from energon_stream.state.rank import check_packs, check_topology, read_rank_state
 from energon_stream.state.restore_report import Change, ChangeReport, LeafChange
 
 _MOST_NAMED = 3
@@ -86,6 +86,7 @@ def continue_state(
     matched = now.matched(read)
     if not now.differences(read):
         return read, None
+    check_packs(read, now)
     with reading():
         return _continued(read, dataset, now, matched)
 

@@ -80,6 +80,7 @@ class Description:
     options: dict[str, Any] | None  # options by which errors name a difference; None where there are too many
     identities: list[SavedIdentities] | None  # of the leaves; None where there are too many
     readers: tuple[ReaderDataset, ...]
+    first_packs: str = ""  # fingerprint of the order with the first version of planned packs
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
         """Return, in words, the parts of the fingerprint in which a state differs."""
@@ -212,7 +213,16 @@ def describe(dataset: SavableDataset[Any], *, again: bool = False) -> Descriptio
     if opened:
         prints["content"] = hash_content([(reader, reader.shards) for reader in opened])
     kept = json.loads(text) if len(text) <= _MOST_OPTIONS else None
-    return Description(prints, leaves, kept, identities(opened), tuple(opened))
+    first = _hash([_first_packs(order) for order in parts["order"]]).hex()
+    return Description(prints, leaves, kept, identities(opened), tuple(opened), first)
+
+
+def _first_packs(order: Any) -> Any:
+    """Return the description of an order, as it was when planned packs had no version."""
+    if not isinstance(order, Mapping) or "packing" not in order:
+        return order
+    unnamed = {name: value for name, value in order["packing"].items() if name != "algorithm"}
+    return {**order, "packing": unnamed}
 
 
 def _named(orders: Any) -> list[dict[str, Any]]:

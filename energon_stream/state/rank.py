@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from energon_stream.errors import StateError, StateMismatchError
+from energon_stream.errors import StateError, StateMismatchError, StateVersionError
 from energon_stream.schedule import damaged, is_count, reading, shown
 from energon_stream.state.digest import not_plain, with_digest
 from energon_stream.state.identity import IDENTITIES, unchecked_names
@@ -161,7 +161,7 @@ def _batches(saved: Any, stream: str) -> int | None:
     if not is_count(saved["batches"]):
         raise damaged(f"{shown(saved['batches'])} batches", f"stream {stream}")
     counts = saved.get("counts", [0, 0, 0])
-    if not isinstance(counts, (list, tuple)) or len(counts) != 3 or not all(map(is_count, counts)):
+    if not isinstance(counts, (list, tuple)) or len(counts) not in (3, 4) or not all(map(is_count, counts)):
         raise damaged(f"{shown(counts)} samples that were read, and that failed", f"stream {stream}")
     return int(saved["batches"])
 
@@ -210,6 +210,7 @@ def check_rank_state(
     rotation = check_topology(read, config, pass_length)
     differences = description.differences(read)
     if differences:
+        check_packs(read, description)
         is_packed = any(reader.packing is not None for reader in description.readers)
         may_continue = read["fingerprint"].get("pipeline") == description.prints["pipeline"] and not is_packed
         raise StateMismatchError(
@@ -223,6 +224,16 @@ def check_rank_state(
         )
     streams = {int(stream): value for stream, value in read["streams"].items()}
     return rotation, streams, read_changes(read), read_steps(read)
+
+
+def check_packs(read: Mapping[str, Any], description: Description) -> None:
+    """Raise StateVersionError for a state that counts packs of the first version of planned packing."""
+    saved = read["fingerprint"].get("order")
+    if saved == description.first_packs != description.prints["order"]:
+        raise StateVersionError(
+            "the state counts planned packs of version 1, and this energon_stream deals packs in another way",
+            hint="finish the run with the version of energon_stream that saved the state, or start without a state",
+        )
 
 
 def _unchecked(read: Mapping[str, Any], description: Description) -> str:

@@ -12,8 +12,9 @@ A rank's state, version 4::
      "conventions": the conventions of WorkerConfig, if they differ from the library's own,
      "weights", "steps": weights that a program set, see :mod:`energon_stream.state.mixture_weights`,
      "rotation": whose turn it is, see :mod:`energon_stream.state.rotation`,
-     "streams": {"<stream>": {"batches": number, "node": state of the pipeline, "counts": samples that were
-                              read, samples that failed, and calls that failed}, or None at the start}}
+     "streams": {"<stream>": {"batches": number, "node": state of the pipeline,
+                              "counts": samples that were read, that failed, calls that failed, and emptied
+                              planned packs, if there are any}, or None at the start}}
 
 Early states of version 4 have no ``counts``. A node's class in :mod:`energon_stream.pipeline` describes the
 node's state, and :mod:`energon_stream.schedule.packed` a cursor in it.

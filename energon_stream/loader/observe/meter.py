@@ -84,7 +84,9 @@ class Meter:
         self._batches += 1
         self._last_at = now
 
-    def stats(self, rank: int, num_workers: int, report: ProcessReport, restarts: int) -> LoaderStats:
+    def stats(
+        self, rank: int, num_workers: int, report: ProcessReport, restarts: int, emptied: int = 0
+    ) -> LoaderStats:
         """Return the statistics until now."""
         waits = sorted(self._waits)
         return LoaderStats(
@@ -101,6 +103,7 @@ class Meter:
             report.profile,
             restarts,
             self._first_samples,
+            emptied,
         )
 
 

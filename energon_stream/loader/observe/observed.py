@@ -88,7 +88,11 @@ class ObservedLoader(Generic[T]):
             report = self._report if self._session is None else self._report + self._session.report()
             restarts = self.worker_restarts
         config = self.worker_config
-        return self._meter.stats(config.rank, config.num_workers, report, restarts)
+        emptied = self._emptied_packs()
+        return self._meter.stats(config.rank, config.num_workers, report, restarts, emptied)
+
+    def _emptied_packs(self) -> int:
+        return 0
 
     @overload
     def progress(self, batches: None = None, *, total: int | None = None, **options: Any) -> Iterator[T]: ...

@@ -88,6 +88,8 @@ class LoaderStats:
         profile: What the processes that make batches did.
         restarts: Workers that took the place of others.
         first_samples: Samples of the first batch, with which the time begins.
+        emptied_packs: Planned packs of which no sample could be used, since the start of the run. The next
+            pack lends each a sample, so that the streams stay in step.
 
     Example:
         >>> from energon_stream import LoaderStats, WorkerConfig, get_loader, get_val_dataset
@@ -111,6 +113,7 @@ class LoaderStats:
     profile: Profile
     restarts: int
     first_samples: int = 0
+    emptied_packs: int = 0
 
     @property
     def samples_per_second(self) -> float:
@@ -158,6 +161,7 @@ class LoaderStats:
             "max_in_flight": io.max_in_flight,
             "cache": {"hits": cache.hits, "hit_bytes": cache.hit_bytes, "missed_bytes": cache.missed_bytes},
             "restarts": self.restarts,
+            "emptied_packs": self.emptied_packs,
             "verdict": asdict(self.verdict),
         }
 
@@ -187,6 +191,7 @@ class LoaderStats:
             "errors": sum(io.errors.values()),
             "cache_hits": cache.hit_bytes / cached if cached else 0.0,
             "restarts": self.restarts,
+            "emptied_packs": self.emptied_packs,
             **{f"wait_p{number}": value for number, value in self.waits.items()},
             **{f"share/{cause}": share for cause, share in self.shares.items()},
         }
