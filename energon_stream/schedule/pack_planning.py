@@ -257,5 +257,5 @@ def deal_packs(loads: Float64Array, step: int, streams: int, key: int) -> list[l
     found = np.concatenate(
         [dealt.transpose(1, 0, 2).reshape(streams, steps * (step // streams)), more], axis=1
     )
-    extra = rest[rows * streams :].tolist()
+    extra = rest[whole_rows * streams :].tolist()
     return [[*own, *extra[number : number + 1]] for number, own in enumerate(found.tolist())]
