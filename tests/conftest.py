@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import uuid
+import weakref
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import botocore.loaders
 import botocore.session
@@ -50,6 +52,8 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     found = yield
     return [each for each in found if type(each) is pytest.Module]
 
+
+_HUGE, _MADV_COLLAPSE = 1 << 21, 25
 
 # A fork costs more in a large process, so tests that start many workers run first.
 ORDER = {"metadataset": 0, "state": 0, "loader": 1, "end_to_end": 2, "read": 3, "docs": 5}
@@ -94,6 +98,22 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_finish() -> None:
     """Exclude the imported modules from garbage collection, with the little garbage that importing left."""
     gc.freeze()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        _take_huge_pages()
+
+
+def _take_huge_pages() -> None:
+    """Let the kernel hold what was imported in huge pages, if it can: a fork copies the table of all pages,
+    and thousands of workers are forked.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone has these
+        advise = ctypes.CDLL(None).madvise
+        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for words in map(str.split, Path("/proc/self/maps").read_text().splitlines()):
+            if words[1] == "rw-p" and words[5:] in ([], ["[heap]"]):
+                begin, end = (int(word, 16) for word in words[0].split("-"))
+                for place in range(-(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE, _HUGE):
+                    advise(place, _HUGE, _MADV_COLLAPSE)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -138,6 +158,35 @@ def _no_clients_left() -> Iterator[None]:
     yield
     if "s3fs" in sys.modules:
         sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture(scope="session")
+def _loaders() -> Iterator[weakref.WeakSet[Any]]:
+    """The loaders that this process makes."""
+    loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+    with pytest.MonkeyPatch.context() as patch:
+        if module := sys.modules.get("energon_stream.loader.loader"):
+            make = module.BasicDataLoader.__init__
+
+            @functools.wraps(make)
+            def note(self: Any, *args: Any, **options: Any) -> None:
+                loaders.add(self)
+                make(self, *args, **options)
+
+            patch.setattr(module.BasicDataLoader, "__init__", note)
+        yield loaders
+
+
+@pytest.fixture(autouse=True)
+def _no_loaders_left(_loaders: weakref.WeakSet[Any]) -> Iterator[None]:
+    """Close loaders that a test leaves open, and a cycle or a traceback keeps alive: they would go on asking
+    a server that is gone, and count for this process beside those of other tests.
+    """
+    before = weakref.WeakSet(_loaders)
+    yield
+    for loader in list(_loaders):
+        if loader not in before:
+            loader.close()
 
 
 def _send_late_requests_again(share: float) -> None:

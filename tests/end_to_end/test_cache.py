@@ -81,12 +81,9 @@ def asked(server, ending=""):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_read_once_is_not_asked_for_again(server, cache, workers):
     plain = train(server, False, 2 * SAMPLES)
-    before = default_counters().snapshot()
     assert train(server, cache, 2 * SAMPLES) == plain
-    counted = default_counters().snapshot() - before
-    whole = SAMPLES * (PAYLOAD + 2048)
-    # The second epoch was in the cache. A busy machine lets requests look late, which are sent again.
-    assert counted.bytes_received - counted.hedged_bytes < 1.1 * whole
+    # The second epoch was in the cache.
+    assert server.counters().bytes_sent < 1.1 * SAMPLES * (PAYLOAD + 2048)
     assert train(server, cache, 2 * SAMPLES, workers=workers) == plain
     assert asked(server, ".tar") == asked(server, ".idx") == asked(server, ".yaml") == []
     assert len(server.log()) <= 1  # a listing: whether objects have changed
