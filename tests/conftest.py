@@ -20,6 +20,7 @@ import botocore.loaders
 import botocore.session
 import children
 import pytest
+from huge_pages import take_huge_pages
 from repetitions import register_profiles
 from shared_servers import shared_server
 
@@ -52,8 +53,6 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     found = yield
     return [each for each in found if type(each) is pytest.Module]
 
-
-_HUGE, _MADV_COLLAPSE = 1 << 21, 25
 
 # A fork costs more in a large process, so tests that start many workers run first.
 ORDER = {"metadataset": 0, "state": 0, "loader": 1, "end_to_end": 2, "read": 3, "docs": 5}
@@ -99,21 +98,7 @@ def pytest_collection_finish() -> None:
     """Exclude the imported modules from garbage collection, with the little garbage that importing left."""
     gc.freeze()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        _take_huge_pages()
-
-
-def _take_huge_pages() -> None:
-    """Let the kernel hold what was imported in huge pages, if it can: a fork copies the table of all pages,
-    and thousands of workers are forked.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # Linux alone has these
-        advise = ctypes.CDLL(None).madvise
-        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        for words in map(str.split, Path("/proc/self/maps").read_text().splitlines()):
-            if words[1] == "rw-p" and words[5:] in ([], ["[heap]"]):
-                begin, end = (int(word, 16) for word in words[0].split("-"))
-                for place in range(-(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE, _HUGE):
-                    advise(place, _HUGE, _MADV_COLLAPSE)
+        take_huge_pages()
 
 
 @pytest.fixture(scope="session", autouse=True)
