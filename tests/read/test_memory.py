@@ -200,9 +200,14 @@ print(peak() - before, now() - before, seen, len(kept), sum(map(len, kept)))
 ARENAS = """
 import ctypes
 import os
+import sys
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+
+from energon_stream.storage import StoreSpec
+
+url, options = sys.argv[1], eval(sys.argv[2])
 
 libc = ctypes.CDLL(None)
 libc.fopen.restype = ctypes.c_void_p
@@ -228,7 +233,7 @@ print(text.value.count(b"<heap nr="))
 
 def run(program, url, server):
     """Numbers that a program prints in a process of its own: memory of the system's view, Rust's included."""
-    command = [sys.executable, "-c", PROLOGUE + program, url, repr(server.storage_options)]
+    command = [sys.executable, "-c", program, url, repr(server.storage_options)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return [int(word) for word in output.split()]
 
@@ -245,7 +250,7 @@ def test_a_sample_of_many_budgets_is_in_memory_once(tmp_path):
     )
     write_reference_dataset(folder, tars, split={"train": [tars[0].name]}, exclude=[])
     with S3Server(tmp_path) as server:
-        peak, after, read = run(LARGE, "s3://bucket/data", server)
+        peak, after, read = run(PROLOGUE + LARGE, "s3://bucket/data", server)
     assert read == size + 2
     assert size * 0.9 < peak < size * 1.2
     assert after < size * 1.15
@@ -258,7 +263,7 @@ def test_small_parts_that_are_kept_do_not_add_up_to_the_dataset(tmp_path):
     """
     prepared_binary_dataset(tmp_path / "bucket" / "data", samples=3000, shards=6)
     with S3Server(tmp_path) as server:
-        peak, after, seen, kept, small = run(SMALL, "s3://bucket/data", server)
+        peak, after, seen, kept, small = run(PROLOGUE + SMALL, "s3://bucket/data", server)
     assert kept == 3000
     assert seen > 110 << 20
     assert small < 10 << 20

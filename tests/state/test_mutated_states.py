@@ -9,6 +9,7 @@ import pytest
 import torch
 from mutate_states import run
 from mutations import plain
+from repetitions import is_nightly
 from save_states import write_datasets
 from saved_pipelines import PIPELINES, open_loader, take
 
@@ -48,10 +49,11 @@ def go_on(name, folder, state):
 
 
 def test_damaged_states_are_refused_or_go_on_exactly(folder):
-    result = run(folder, structures=120, strings=120, seed=5, seconds=SLOW)
+    count = 120 if is_nightly() else 60  # of each kind, over all pipelines and modes
+    result = run(folder, structures=count, strings=count, seed=5, seconds=SLOW)
     assert result.wrong == []
     refused = sum(count for (_, _, outcome), count in result.counts.items() if outcome == "refused")
-    assert refused > 140
+    assert refused > 1.16 * count
 
 
 def test_each_changed_bit_of_a_saved_state_is_refused(folder, saved):
