@@ -117,11 +117,29 @@ def inside(folder: Path, environment: dict[str, str]) -> Iterator[None]:
 
 
 def fresh(request: pytest.FixtureRequest) -> tuple[Path, dict[str, str]]:
-    """The folder with new copies of the datasets, and the environment."""
+    """The folder with new copies of the datasets, and the environment.
+
+    Most examples only read. Copies that are as they were made stay for the next one.
+    """
     folder, environment = request.getfixturevalue("example_server")
-    shutil.rmtree(folder.parent, ignore_errors=True)
-    shutil.copytree(request.getfixturevalue("example_data"), folder)
+    if _copies.get(folder) != files_in(folder.parent):
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        shutil.copytree(request.getfixturevalue("example_data"), folder)
+        _copies[folder] = files_in(folder.parent)
     return folder, environment
+
+
+_copies: dict[Path, dict[str, tuple[int, ...]]] = {}
+
+
+def files_in(folder: Path) -> dict[str, tuple[int, ...]]:
+    """What tells that files and folders were not touched."""
+    found = {}
+    for place, folders, files in os.walk(folder):
+        for path in (os.path.join(place, name) for name in (*folders, *files)):
+            status = os.lstat(path)
+            found[path] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return found
 
 
 def pytest_configure(config: pytest.Config) -> None:
