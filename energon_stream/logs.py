@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Hashable
@@ -29,12 +30,17 @@ def log_once(log: logging.Logger, message: str, *args: object, key: Hashable = N
         log.warning(message, *args)
 
 
-def warn_deprecated(use: str, instead: str, *, removed_in: str = "1.0", stacklevel: int = 2) -> None:
-    """Warn of a use that was deprecated as ``docs/reference/stability.md`` says; name what replaces it.
+def warn_user(message: str, kind: type[Warning]) -> None:
+    """Warn at the line of the user's program that called the library, however deep that is."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, kind, stacklevel=level)
 
-    ``stacklevel`` is that of ``warnings.warn``, counted from the caller of this function.
-    """
-    warnings.warn(deprecation(use, instead, removed_in), FutureWarning, stacklevel=stacklevel + 1)
+
+def warn_deprecated(use: str, instead: str, *, removed_in: str = "1.0") -> None:
+    """Warn of a use that was deprecated as ``docs/reference/stability.md`` says; name what replaces it."""
+    warn_user(deprecation(use, instead, removed_in), FutureWarning)
 
 
 def deprecation(use: str, instead: str, removed_in: str = "1.0") -> str:

@@ -1,11 +1,13 @@
 """Repeats the first hour of three users, from an empty environment, with the commands of the documents.
 
-``python docs/tools/first_weeks.py`` makes an environment and installs PyTorch, then the clone; ``--venv``
-takes one that exists. The users have files in folders, Parquet and MDS; a program and a metadataset of
-Megatron-Energon 7.4.1; webdataset tars. It prints the minutes and commands of each to the first batch of
-their own data, to a run that was resumed, and to S3, and fails beyond the goal. PyTorch's download is not
-counted. Commands and programs are those of the pages, with other paths: a page that changes without the
-others fails here.
+``python docs/tools/first_weeks.py`` makes an environment and installs PyTorch, then the clone, with the
+extras that a user's data needs; ``--venv`` takes one that exists. The users have files in folders, Parquet
+and MDS; a program and a metadataset of Megatron-Energon 7.4.1; webdataset tars. It prints the minutes and
+commands of each to the first batch of their own data, to a run that was resumed, and to S3, and fails beyond
+the goal. PyTorch's download is not counted, nor is mosaicml-streaming, which the user of MDS has: their
+environment is that of ``make convert``, because streaming needs the torchvision that fits its torch.
+Commands and programs are those of the pages, with other paths: a page that changes without the others fails
+here.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MINUTES, COMMANDS = 3.0, 5  # at most, to the first batch
+# What is converted, and the extra that this needs; the rest need none.
+EXTRAS = {"photos.parquet": "parquet", "photos-mds": "", "speech": "av", "videos": "av"}
 HOUR, CONVERT, PREPARE = "docs/start/first-hour.md", "docs/guides/convert.md", "docs/guides/prepare.md"
 # As users of Megatron-Energon 7.4.1 write it; their metadataset is mix.yaml.
 OF_ENERGON = """
@@ -173,42 +177,55 @@ def webdataset(user: User) -> None:
         user.report("S3")
 
 
-def install(folder: Path) -> tuple[Path, float]:
-    """Make an environment, and return its programs and the seconds that this took, without PyTorch."""
-    begin = time.monotonic()
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = [folder / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    of_torch = time.monotonic()
-    subprocess.run([*pip, "-c", ROOT / "constraints.txt", "torch"], check=True)
-    of_torch = time.monotonic() - of_torch
-    subprocess.run([*pip, f"{ROOT}[av,parquet]"], check=True)
-    return folder / "bin", time.monotonic() - begin - of_torch
+def install(folder: Path) -> tuple[Path, dict[str, float]]:
+    """Make an environment, and return its programs and the seconds for each extra, without PyTorch's."""
+    seconds = {}
+
+    def timed(what: str, *command: object) -> None:
+        begin = time.monotonic()
+        subprocess.run(list(map(str, command)), check=True)
+        seconds[what] = time.monotonic() - begin
+        print(f"{what:20}{'installed':16}{seconds[what] / 60:6.2f} min", flush=True)
+
+    pip = (folder / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check")
+    timed("environment", sys.executable, "-m", "venv", folder)
+    timed("PyTorch", *pip, "-c", ROOT / "constraints.txt", "torch")
+    timed("", *pip, ROOT)
+    seconds[""] += seconds["environment"]
+    for extra in set(filter(None, EXTRAS.values())):  # one after another, though a user would name it at once
+        timed(extra, *pip, f"{ROOT}[{extra}]")
+        seconds[extra] += seconds[""]
+    return folder / "bin", seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="the first hour of three users")
     parser.add_argument("--venv", type=Path, help="an environment that has the library; default: a new one")
+    parser.add_argument("--mds", type=Path, default=ROOT / ".venv-convert", help="one with streaming")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="first-weeks-") as name:
         folder = Path(name)
-        binaries, seconds = (options.venv / "bin", 0.0) if options.venv else install(folder / "venv")
-        binaries = binaries.absolute()
-        print(f"{'all':20}{'installed':16}{seconds / 60:6.2f} min   1 command, without PyTorch", flush=True)
-        data = folder / "data"
-        subprocess.run(
-            [binaries / "energon-stream", "demo-data", data], check=True, stdout=subprocess.DEVNULL
-        )
-        user = lambda name: User(name, data, folder, binaries, seconds)  # noqa: E731
+        nothing = dict.fromkeys(("", *EXTRAS.values()), 0.0)
+        binaries, seconds = (options.venv / "bin", nothing) if options.venv else install(folder / "venv")
+
+        def user(name: str) -> User:
+            used = (options.mds / "bin" if name == "photos-mds" else binaries).absolute()
+            data = folder / f"data of {used.parent.name}"
+            if not data.exists():
+                make = [used / "energon-stream", "demo-data", data]
+                subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+            return User(name, data, folder, used, seconds[EXTRAS.get(name, "")])
+
         pictures(user("pictures"))
         commands = re.findall(
             r"^energon-stream convert (\S+) (\S+)(.*)$", (ROOT / CONVERT).read_text(), re.MULTILINE
         )
-        for source in ("photos.parquet", "photos-mds", "speech", "videos"):
+        for source in EXTRAS:
             target, rest = next((found, rest) for first, found, rest in commands if first == source)
-            if (data / source).exists():
-                converted(user(source), f"energon-stream convert {source} {target}{rest}", target)
-            else:
-                print(f"{source:20}left out: its package is missing")
+            if source == "photos-mds" and not options.mds.exists():
+                print(f"{source:20}left out: `make convert` makes its environment")
+                continue
+            converted(user(source), f"energon-stream convert {source} {target}{rest}", target)
         megatron(user("Megatron-Energon"))
         webdataset(user("webdataset"))
     print(f"{cpu_minutes():.1f} minutes of one processor in all")

@@ -249,7 +249,7 @@ def _with_handler(config: WorkerConfig, handler: Callable[[Exception, Any], Any]
         handler(error, key)
 
     # The caller of the function that opens the dataset.
-    warn_deprecated("handler=", "WorkerConfig(global_error_handler=…)", stacklevel=5)
+    warn_deprecated("handler=", "WorkerConfig(global_error_handler=…)")
     return replace(config, global_error_handler=call)
 
 

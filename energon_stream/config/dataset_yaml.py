@@ -64,6 +64,12 @@ _KEYS = {
 _DECODER_OPTIONS = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
 
 
+_BARE_CRUDE = [
+    {"__module__": module, "__class__": "CrudeWebdataset"}
+    for module in ("megatron.energon", "energon_stream")
+]
+
+
 @dataclass(frozen=True, slots=True)
 class DatasetYamlOptions:
     """Options in a ``dataset.yaml`` for all who read the dataset."""
@@ -84,11 +90,13 @@ def make_sample_factory(
 ) -> tuple[SampleFactory, DatasetYamlOptions]:
     """Find out how samples of a dataset are made: by its ``dataset.yaml``, or as the user declares.
 
-    Raises NotPreparedError if there is neither, ConfigError if there are both, and what
-    :func:`read_dataset_config` raises.
+    A file that says no more than that samples are crude leaves the type to the user. Raises NotPreparedError
+    if there is neither, ConfigError if there are both, and what :func:`read_dataset_config` raises.
     """
     where = f"{index.spec.url}/{META_FOLDER}/{dataset_config}"
     document = index.dataset_yaml
+    if declared is not None and document in _BARE_CRUDE and not declared.typing_only:
+        document = None
     if document is None:
         declared = declared or (None if index.plain is None else CRUDE)
         if declared is None:

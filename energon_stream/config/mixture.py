@@ -195,7 +195,7 @@ def open_mixture(request: DatasetRequest, shuffling: Shuffling | None = None) ->
     found = open_location(request.location, request.config.num_workers)
     items = tuple(item for item, _ in found)
     if any("__subflavor__" in item.ref.subflavors for item in items):
-        warn_deprecated("subflavor:", "subflavors:, whose values may be anything", stacklevel=3)
+        warn_deprecated("subflavor:", "subflavors:, whose values may be anything")
     leaves, plans = [], []
     for number, (item, index) in enumerate(found):
         order = None if shuffling is None else shuffling.order(item.ref.multiplier)

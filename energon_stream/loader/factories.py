@@ -31,7 +31,7 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
                 "the loader's worker_config differs from the dataset's",
                 hint="leave it out: the loader uses the dataset's",
             )
-        warn_deprecated("worker_config= of a loader", "that of the dataset", stacklevel=4)
+        warn_deprecated("worker_config= of a loader", "that of the dataset")
     return given
 
 

@@ -480,6 +480,15 @@ def test_who_says_what_samples_are_is_never_ignored(prepared, tmp_path):
         val(str(prepared), split_part="train")
     folder = tmp_path / "prepared"
     shutil.copytree(prepared, folder)
+    crude = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    (folder / ".nv-meta" / "dataset.yaml").write_text(f"{crude}subflavors: {{a: b}}\n")
+    with pytest.raises(ConfigError, match="declared twice"):
+        val(str(folder), split_part="train")
+    (folder / ".nv-meta" / "dataset.yaml").write_text(crude)
+    found = val(str(folder), split_part="train")  # a file that says nothing of the samples is in no way
+    assert [(s.caption, s.image.sum()) for s in found] == [
+        (s.caption, s.image.sum()) for s in val(str(prepared), {}, split_part="train")
+    ]
     (folder / ".nv-meta" / "dataset.yaml").unlink()
     with pytest.raises(NotPreparedError, match="type of the samples is not known"):
         val(str(folder), declared={}, split_part="train")

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from mixtures import ALONE, V2, text_dataset, texts, train, v2, val, write
@@ -186,8 +187,9 @@ def test_subsets_of_entries_and_of_blends(lake):
 
 def test_the_older_singular_subflavor(lake):
     path = write(lake / "old.yaml", v2({"path": "a", "subflavor": "small", "subflavors": {"x": "y"}}))
-    with pytest.warns(FutureWarning, match="subflavor: is deprecated"):
+    with pytest.warns(FutureWarning, match="subflavor: is deprecated") as caught:
         dataset = train(path, worker_config=WorkerConfig(0, 1, 1))
+    assert Path(caught[0].filename).parent == Path(__file__).parent
     with get_loader(dataset) as loader:
         assert next(iter(loader)).__subflavors__ == {"__subflavor__": "small", "x": "y"}
 
