@@ -43,7 +43,8 @@ def guess_columns(
     for name in names:
         values = [row[name] for row in rows if row.get(name) is not None]
         kinds = {hints[name]} if name in hints else {value_extension(value) for value in values}
-        are_paths = bool(values) and all(isinstance(value, str) and is_file_path(value) for value in values)
+        spaces = name.lower() not in _TEXTS
+        are_paths = bool(values) and all(isinstance(v, str) and is_file_path(v, spaces) for v in values)
         is_path = name in files or (has_paths and are_paths)
         if is_path:
             kinds = {extension(str(value)) or AUTO for value in values}

@@ -67,14 +67,15 @@ def extension(path: str) -> str:
     return posixpath.splitext(path)[1][1:].lower()
 
 
-def is_file_path(text: str) -> bool:
-    """Return True if a text looks like the path of a file that is a part.
+def is_file_path(text: str, spaces: bool = False) -> bool:
+    """Return True if a text looks like the path of a file that is a part, whose name may have ``spaces``.
 
     Example:
         >>> is_file_path("images/0001.JPG"), is_file_path("A dog. It runs"), is_file_path("see the e.jpg")
         (True, False, False)
     """
-    return extension(text) in _FILES and len(text) < 1024 and not any(sign.isspace() for sign in text)
+    known = extension(text) in _FILES and len(text) < 1024
+    return known and not any(sign.isspace() for sign in (text.replace(" ", "") if spaces else text))
 
 
 def find_extension(data: bytes) -> str:

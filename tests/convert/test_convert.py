@@ -214,6 +214,28 @@ def test_what_windows_and_a_nas_leave_is_no_sample_and_other_files_without_a_sam
     assert "left out 1 file, such as 'README'" in caplog.text
 
 
+@pytest.mark.parametrize("inner", ["cat/", ""])
+def test_folders_of_split_parts_are_not_mixed(tmp_path, inner):
+    for path in (f"train/{inner}1.jpg", f"validation/{inner}1.jpg"):
+        (tmp_path / "source" / path).parent.mkdir(parents=True)
+        (tmp_path / "source" / path).write_bytes(b"x")
+    with pytest.raises(SourceError, match=r"the folders train, validation would be mixed.*--no-classes"):
+        convert_dataset(tmp_path / "source", tmp_path / "new")
+    assert convert_dataset(tmp_path / "source" / "train", tmp_path / "train").samples == 1
+    report = convert_dataset(tmp_path / "source", tmp_path / "all", classes=False)
+    assert report.samples == 2
+
+
+def test_a_table_may_name_files_with_spaces(tmp_path):
+    (tmp_path / "my images").mkdir()
+    (tmp_path / "my images" / "IMG 1 (2).jpg").write_bytes(b"the picture")
+    (tmp_path / "a.csv").write_text("file_name,caption\nmy images/IMG 1 (2).jpg,see the e.jpg\n")
+    convert_dataset(tmp_path / "a.csv", tmp_path / "new")
+    with tarfile.open(tmp_path / "new" / "data-000000.tar") as tar:
+        found = {m.name.partition(".")[2]: tar.extractfile(m).read() for m in tar.getmembers()}
+    assert found == {"jpg": b"the picture", "txt": b"see the e.jpg"}
+
+
 def test_the_command_says_why_samples_are_crude(tmp_path):
     for number, names in enumerate([("jpg", "txt"), ("jpg", "txt"), ("png", "txt"), ("jpg",)]):
         for name in names:

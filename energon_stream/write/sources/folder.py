@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 _BYTES = 64 << 20
 _READERS = 16
 CLASS_NAME = "class.txt"
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
 
 
 class _SampleFile(NamedTuple):
@@ -62,6 +63,13 @@ class FolderSource(Source):
         if not samples:
             raise SourceError(
                 "the folder has no files with an extension", where=self.spec.url, hint="check the path"
+            )
+        tops = sorted({sample.key.partition("/")[0] for sample in samples if "/" in sample.key})
+        if self.classes is None and len(tops) > 1 and _SPLITS.issuperset(tops):
+            raise SourceError(
+                f"the folders {', '.join(tops)} would be mixed, which look like split parts",
+                where=self.spec.url,
+                hint="convert each to a dataset of its own; with --no-classes, all are one",
             )
         if self.classes or (self.classes is None and _are_classes(samples)):
             samples = _with_classes(samples)
