@@ -76,6 +76,7 @@ class User:
     def __init__(self, name: str, data: Path, folder: Path, binaries: Path, seconds: float) -> None:
         self.name, self.folder = name, Path(shutil.copytree(data, folder / name.replace(" ", "-")))
         self.seconds, self.commands = seconds, 1  # the command that installed
+        self.used = cpu_minutes()
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "PYTHON", "ENERGON_"))}
         self.environment = {**clean, "PATH": f"{binaries}{os.pathsep}{clean['PATH']}"}
 
@@ -104,7 +105,8 @@ class User:
         minutes = self.seconds / 60
         late = what == "first batch" and (minutes > MINUTES or self.commands > COMMANDS)
         print(
-            f"{self.name:20}{what:16}{minutes:6.2f} min{self.commands:4} commands{late * ', late'}",
+            f"{self.name:20}{what:16}{minutes:6.2f} min{cpu_minutes() - self.used:6.2f} CPU"
+            f"{self.commands:4} commands{late * ', late'}",
             flush=True,
         )
         User.late |= late
@@ -182,10 +184,14 @@ def install(folder: Path) -> tuple[Path, dict[str, float]]:
     seconds = {}
 
     def timed(what: str, *command: object) -> None:
-        begin = time.monotonic()
+        begin, used = time.monotonic(), cpu_minutes()
         subprocess.run(list(map(str, command)), check=True)
         seconds[what] = time.monotonic() - begin
-        print(f"{what:20}{'installed':16}{seconds[what] / 60:6.2f} min", flush=True)
+        used = cpu_minutes() - used
+        print(
+            f"{what or 'energon_stream':20}{'installed':16}{seconds[what] / 60:6.2f} min{used:6.2f} CPU",
+            flush=True,
+        )
 
     pip = (folder / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check")
     timed("environment", sys.executable, "-m", "venv", folder)
