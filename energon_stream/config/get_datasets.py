@@ -128,9 +128,8 @@ def get_train_dataset(
             rank yields its own. ``"drop"``, ``"pad"``: all ranks yield the same number, see
             :class:`EvenDataset`. Virtual epochs have the same length on all ranks anyway.
         draws: How a blend by weights chooses the dataset of each sample. ``"random"``: by independent draws.
-            ``"even"``: in each stream, the samples of each dataset are within one of its share of all, at
-            every point since the weights changed last. None: as ``draws:`` of the metadataset says, or
-            ``"random"``.
+            ``"even"``: after each round of batches of all streams, the samples of each dataset are within
+            one of its share of all so far. None: as ``draws:`` of the metadataset says, or ``"random"``.
         **options: The options of all functions that open datasets, such as ``cache``; see ``SharedOptions``.
 
     Returns:

@@ -1,6 +1,7 @@
 """The order of samples: integers only, no I/O, no torch."""
 
 from energon_stream.schedule.check import check_cursor
+from energon_stream.schedule.combine import BlendSchedule
 from energon_stream.schedule.counts import samples_by_leaf
 from energon_stream.schedule.grown import (
     EarlierLeaf,
@@ -12,7 +13,7 @@ from energon_stream.schedule.grown import (
     passes_under_way,
 )
 from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
-from energon_stream.schedule.packed import CursorCodec, pack_columns, unpack_columns
+from energon_stream.schedule.packed import CursorCodec, pack_columns, pack_even, unpack_columns
 from energon_stream.schedule.plan import (
     BlendPlan,
     ConcatPlan,
@@ -34,6 +35,7 @@ from energon_stream.schedule.weights import WeightChange, check_weights, first_b
 __all__ = [
     "BlendCursor",
     "BlendPlan",
+    "BlendSchedule",
     "ConcatPlan",
     "Cursor",
     "CursorCodec",
@@ -67,6 +69,7 @@ __all__ = [
     "leaf_then",
     "leaves",
     "pack_columns",
+    "pack_even",
     "passes_under_way",
     "reading",
     "samples_by_leaf",

@@ -14,10 +14,11 @@ from energon_stream.arrays import distinct
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.rng import derive_key, uniform
 from energon_stream.schedule.schedule import BlendCursor, ConcatCursor, Cursor, Refs, RepeatCursor, Schedule
-from energon_stream.schedule.weights import EvenDraws, WeightChange, check_weights, from_words, to_words
+from energon_stream.schedule.weights import EvenDraws, WeightChange, check_weights
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Float64Array, Int64Array
+    from energon_stream.schedule.weights import EvenState
 
 _Chunk: TypeAlias = "tuple[Schedule, Cursor, int]"
 """Some references of one schedule: the schedule, where they begin, and how many they are."""
@@ -182,17 +183,16 @@ class BlendSchedule:
     """One weighted draw per reference among several schedules.
 
     The draw for reference ``step`` is a function of ``(key, epoch, step)`` and of which children still have
-    references. Even draws (:class:`EvenDraws`) are one of the draws since the weights changed last.
+    references. Even draws (:class:`EvenDraws`) are one of the cursor's ``even``.
     """
 
     children: tuple[Schedule, ...]
     weights: tuple[float, ...]
     key: int
     changes: tuple[WeightChange, ...] = ()  # other weights, by the number of the first reference
-    even: bool = False
+    even: EvenDraws | None = field(default=None, compare=False)
     _finite: tuple[int, ...] = field(init=False, repr=False)
     _capacity: Float64Array = field(init=False, repr=False, compare=False)
-    _rules: dict[int, EvenDraws] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         lengths = [child.length for child in self.children]
@@ -228,9 +228,9 @@ class BlendSchedule:
         pairs = zip(self.children, cursor.children, strict=True)
         return BlendCursor(epoch, 0, tuple(child.next_pass(at, epoch) for child, at in pairs), self.fresh(0))
 
-    def fresh(self, step: int) -> tuple[int, ...]:
+    def fresh(self, step: int) -> EvenState:
         """Return :attr:`BlendCursor.even` where even draws are counted anew."""
-        return (step, *to_words(0, len(self.children))) if self.even else ()
+        return () if self.even is None else self.even.fresh(step)
 
     def _segment(self, step: int) -> int:
         """Return how many changes of the weights there were before a reference."""
@@ -239,25 +239,9 @@ class BlendSchedule:
     def _weights(self, segment: int) -> tuple[float, ...]:
         return self.changes[segment - 1].weights if segment else self.weights
 
-    def _rule(self, segment: int) -> EvenDraws:
-        if segment not in self._rules:
-            weights = np.where(self._capacity > 0, self._weights(segment), 0.0)
-            self._rules[segment] = EvenDraws(weights.tolist(), self.key)
-        return self._rules[segment]
-
-    def _even_at(self, segment: int, step: int, even: tuple[int, ...]) -> tuple[int, ...]:
-        """Return where even draws stand before a reference; the segment may begin with it."""
-        begin = self.changes[segment - 1].begin if segment else 0
-        return even if even[0] >= begin else self.fresh(step)
-
     def is_even(self, cursor: BlendCursor) -> bool:
         """Return True if even draws may stand where a cursor says."""
-        if not self.even or not (self._capacity > 0).any():
-            return cursor.even == self.fresh(0)
-        segment = self._segment(cursor.step)
-        begin, *words = self._even_at(segment, cursor.step, cursor.even)
-        draws, ahead = cursor.step - begin, from_words(words)
-        return draws >= 0 and sum(self._rule(segment).counts(draws, ahead)) == draws
+        return not cursor.even if self.even is None else self.even.is_state(cursor.even)
 
     def remaining(self, cursor: BlendCursor) -> int | None:
         return _total(child.remaining(at) for child, at in zip(self.children, cursor.children, strict=True))
@@ -266,9 +250,11 @@ class BlendSchedule:
         left = self.remaining(cursor)
         return None if left is None else cursor.step + left
 
-    def _choices(self, cursor: BlendCursor, count: int) -> tuple[Int64Array, tuple[int, ...]]:
+    def _choices(self, cursor: BlendCursor, count: int) -> tuple[Int64Array, EvenState]:
         """Return the child that supplies each of the next references, and where even draws stand after."""
         epoch, step, inner, even, _ = cursor
+        if self.even is not None and (self._capacity > 0).any():
+            return self.even.take(step, even, count)
         key = derive_key(self.key, "blend", epoch)
         left = self._capacity.copy()
         for number in self._finite:
@@ -278,14 +264,9 @@ class BlendSchedule:
             segment = self._segment(step)
             # The draws hold until the weights change, or some finite child supplies its last reference.
             size = count if segment == len(self.changes) else min(count, self.changes[segment].begin - step)
-            if self.even:
-                begin, *words = self._even_at(segment, step, even)
-                choices, ahead = self._rule(segment).take(step - begin, from_words(words), size)
-                even = (begin, *to_words(ahead, len(left)))
-            else:
-                bounds = np.cumsum(np.where(left > 0, self._weights(segment), 0.0))
-                draws = uniform(key, np.arange(step, step + size, dtype=np.int64)) * bounds[-1]
-                choices = np.searchsorted(bounds, draws, side="right").astype(np.int64)
+            bounds = np.cumsum(np.where(left > 0, self._weights(segment), 0.0))
+            draws = uniform(key, np.arange(step, step + size, dtype=np.int64)) * bounds[-1]
+            choices = np.searchsorted(bounds, draws, side="right").astype(np.int64)
             uses_of = np.bincount(choices, minlength=len(left))
             for child in np.flatnonzero((uses_of >= left) & (left > 0)):
                 uses = np.flatnonzero(choices[:size] == child)
@@ -296,7 +277,7 @@ class BlendSchedule:
             step, count = step + size, count - size
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64), even
 
-    def _after(self, cursor: BlendCursor, choices: Int64Array, even: tuple[int, ...]) -> BlendCursor:
+    def _after(self, cursor: BlendCursor, choices: Int64Array, even: EvenState) -> BlendCursor:
         uses: Sequence[int] = np.bincount(choices, minlength=len(self.children)).tolist()
         # Cursors of children that supplied nothing stay the same objects: CursorCodec packs the others only.
         advanced = tuple(

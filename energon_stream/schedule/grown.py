@@ -125,8 +125,10 @@ def carry(before: Schedule, now: Schedule, cursor: Cursor, then: Sequence[Earlie
             else child.begin(cursor.epoch)
             for number, child in enumerate(now.children)
         )
-        # Even draws among other children begin anew.
+        # Even draws among other children, or of streams that lacked some of them, begin anew.
         is_same = are_first(then) and len(earlier) == len(children)
+        if before.even is not None and now.even is not None:
+            is_same = is_same and list(before.even.streams) == list(now.even.streams)
         even = cursor.even if is_same else now.fresh(cursor.step)
         lost = cursor.lost or len(earlier) < len(before.children)
         return BlendCursor(cursor.epoch, cursor.step, children, even, lost)

@@ -1,9 +1,9 @@
 """Cursors as plain values, which states hold.
 
 A cursor becomes a tuple of its fields; a leaf's has four numbers, two more with a share, and one more with a
-place. A blend with even draws adds where they stand, and one that lost a child has its step in a tuple. Where
-a blend has sixteen children or more, and all are leaves or repeated leaves, ``bytes`` stand for the cursors
-of its children. The bytes hold columns:
+place. A blend with even draws adds the columns of their state as ``bytes``, and one that lost a child has its
+step in a tuple. Where a blend has sixteen children or more, and all are leaves or repeated leaves, ``bytes``
+stand for the cursors of its children. The bytes hold columns:
 
 * references consumed since the blend's pass began, in all passes of the child together
 * number of the group: the difference from its number if all groups were of equal size
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from energon_stream.errors import StateError
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf_order import LeafSchedule
 from energon_stream.schedule.planned import PackCursor, PackedSchedule
@@ -37,6 +38,7 @@ from energon_stream.schedule.schedule import (
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.schedule.weights import EvenState
 
 PackedCursor: TypeAlias = Any
 """A cursor as plain values; ``bytes`` stand for the children of large blends."""
@@ -161,6 +163,27 @@ def _counts(*values: Any) -> tuple[int, ...]:
     return values
 
 
+def pack_even(blend: BlendSchedule, even: EvenState) -> tuple[bytes, ...]:
+    """Return the state of a blend's even draws as a plain value; none without even draws."""
+    if blend.even is None:
+        return ()
+    return (pack_columns([np.array(column, dtype=np.int64) for column in even]),)
+
+
+def _unpack_even(blend: BlendSchedule, values: Sequence[Any]) -> EvenState:
+    if blend.even is None and not values:
+        return ()
+    if blend.even is not None and values and all(map(is_count, values)):
+        raise StateError(
+            "the state has even draws of an earlier version, which drew alike in all streams",
+            hint='restore with on_change="continue": sources go on where they are, and draws begin anew',
+        )
+    if blend.even is None or len(values) != 1 or not isinstance(values[0], (bytes, bytearray)):
+        raise ValueError(f"{len(values)} values for even draws")
+    start = blend.fresh(0)
+    return tuple(map(tuple, unpack_columns(bytes(values[0]), len(start[0]), len(start)).tolist()))
+
+
 class CursorCodec:
     """Converts the cursors of one schedule to plain values and back."""
 
@@ -195,8 +218,10 @@ class CursorCodec:
         step = (cursor.step,) if cursor.lost else cursor.step
         if packed is None:
             children = zip(schedule.children, cursor.children, strict=True)
-            return cursor.epoch, step, tuple([self._pack(*each) for each in children]), *cursor.even
-        return cursor.epoch, step, packed, *cursor.even
+            at: Any = tuple([self._pack(*each) for each in children])
+        else:
+            at = packed
+        return cursor.epoch, step, at, *pack_even(schedule, cursor.even)
 
     def _unpack(self, schedule: Schedule, value: PackedCursor) -> Cursor:
         if not isinstance(value, (list, tuple)):
@@ -223,9 +248,7 @@ class CursorCodec:
         lost = isinstance(step, (list, tuple))
         (step,) = step if lost else (step,)
         epoch, step = _counts(epoch, step)
-        even = tuple(counted)
-        if len(even) != len(schedule.fresh(0)) or not all(map(is_count, even)):
-            raise ValueError(f"{len(even)} numbers for even draws")
+        even = _unpack_even(schedule, counted)
         if not isinstance(packed, (bytes, bytearray)):
             children = zip(schedule.children, packed, strict=True)
             return BlendCursor(epoch, step, tuple(self._unpack(*each) for each in children), even, lost)

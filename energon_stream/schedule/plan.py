@@ -14,12 +14,11 @@ from energon_stream.rng import derive_key
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
 from energon_stream.schedule.slices import SliceTable
-from energon_stream.schedule.weights import changes_in_stream
+from energon_stream.schedule.weights import EvenDraws, WeightChange, changes_in_stream
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.schedule.schedule import Schedule
-    from energon_stream.schedule.weights import WeightChange
     from energon_stream.selection import Selection
 
 
@@ -188,9 +187,26 @@ def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Sc
         if isinstance(node, ConcatPlan):
             return ConcatSchedule(children)
         changes = changes_in_stream(node.changes, num_streams, stream, node.per_batch)
-        return BlendSchedule(children, node.weights, derive_key(key, path), changes, node.even)
+        even = _even_draws(node, num_streams, stream) if node.even else None
+        return BlendSchedule(children, node.weights, derive_key(key, path), changes, even)
 
     return build(plan, "")
+
+
+def _even_draws(plan: BlendPlan, num_streams: int, stream: int) -> EvenDraws:
+    """Return the draws that a stream has together with all streams that have samples of the same sources."""
+    streams: Sequence[int] = range(num_streams)
+    weights = [WeightChange(0, plan.weights), *plan.changes]
+    if any(leaf.num_samples < num_streams for leaf in leaves(plan)):
+        has = np.diff(np.array([bounds for _, bounds in _all_bounds(plan, num_streams)]), axis=1) > 0
+        sizes = [len(list(leaves(child))) for child in plan.children]
+        mine = np.array([part.any(axis=0) for part in np.split(has, np.cumsum(sizes)[:-1])])
+        streams = np.flatnonzero((mine == mine[:, [stream]]).all(axis=0)).tolist()
+        weights = [
+            change._replace(weights=tuple(np.where(mine[:, stream], change.weights, 0.0).tolist()))
+            for change in weights
+        ]
+    return EvenDraws(weights, streams, stream, num_streams, plan.per_batch)
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:

@@ -54,8 +54,8 @@ class BlendCursor(NamedTuple):
     epoch: int
     step: int
     children: tuple[Cursor, ...]
-    # With even draws: the reference from which on they are counted, and the bits of EvenDraws; else nothing.
-    even: tuple[int, ...] = ()
+    # With even draws: the state of EvenDraws before the batch that the reference is in; else nothing.
+    even: tuple[tuple[int, ...], ...] = ()
     # True if a child that was drawn from in this pass is gone, so that the children consumed fewer in all.
     lost: bool = False
 

@@ -9,19 +9,25 @@ does not move the change.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from energon_stream.errors import ConfigError
-from energon_stream.rng import hash_uint64
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-_WORD = 32  # sources for which a cursor has one integer
+_WHOLE = 1 << 48  # parts of a draw: shares are rounded to these, so a billion draws are right to 1e-5 of one
+_ANEW = 1024  # rounds that are drawn again where draws are counted anew
+_KNOWN = 512  # rounds that are kept: what is taken ahead is counted again when it is consumed
+
+
+EvenState: TypeAlias = tuple[tuple[int, ...], ...]
+"""Where even draws stand; see :class:`EvenDraws`."""
 
 
 class WeightChange(NamedTuple):
@@ -67,61 +73,175 @@ def check_weights(weights: Sequence[float], where: str | None = None) -> None:
 
 
 class EvenDraws:
-    """Draws that follow weights: after n draws, a source of share w has ``floor(n w)`` or ``ceil(n w)``.
+    """Draws of several streams together, which follow weights to the sample.
 
-    The m-th draw of a source may come once the source's share has begun its m-th sample, and must come before
-    its share ends it. Each draw takes, of all sources that may come, the source that must come first. There
-    always is one, and no draw comes late (R. Tijdeman: "The chairman assignment problem", 1980). The numbers
-    are integers, so no draw depends on rounding.
+    In a *round*, each stream draws a batch. At the end of a round, the draws of all streams are, for each
+    source, less than one from its share while weights hold. Of the sources whose share has begun another
+    sample, those come whose share ends it first (R. Tijdeman: "The chairman assignment problem", 1980).
+    What a source is behind is carried over changes of the weights.
 
-    Whether a source has the larger of its two numbers is one bit: that is all the state beside n. ``key``
-    decides between sources that must come at the same draw, so that streams do so differently.
+    Which stream has which of a round's draws: the streams are halved, and each source's draws with them,
+    the odd ones to the half that is behind, until a stream is alone. So each stream follows the weights, too.
+
+    The state has a tuple of what each source is behind its share, and for each halving on the stream's way
+    one of what the left half is ahead. All are integers, so nothing is rounded.
     """
 
-    def __init__(self, weights: Sequence[float], key: int) -> None:
-        ratios = [float(weight).as_integer_ratio() for weight in weights]
-        most = max(below for _, below in ratios)  # powers of two: each divides the largest
-        parts = [above * (most // below) for above, below in ratios]
-        common = math.gcd(*parts)
-        self._parts = [part // common for part in parts]
-        self._total = sum(self._parts)
-        self._rank = np.argsort(hash_uint64(key, np.arange(len(parts), dtype=np.int64))).argsort().tolist()
+    def __init__(
+        self,
+        weights: Sequence[WeightChange],
+        streams: Sequence[int],
+        stream: int,
+        num_streams: int,
+        per_batch: int,
+    ) -> None:
+        self.streams = streams
+        self._num_streams, self._per_batch = num_streams, per_batch
+        self._begins = [change.begin for change in weights]
+        self._shares = [_shares_of(change.weights) for change in weights]
+        self._own = streams.index(stream)
+        self._ways: list[tuple[int, int, int]] = []
+        begin, end = 0, len(streams)
+        while end - begin > 1:
+            middle = (begin + end) // 2
+            self._ways.append((begin, middle, end))
+            begin, end = (begin, middle) if self._own < middle else (middle, end)
+        self._start: EvenState = ((0,) * len(weights[0].weights),) * (1 + len(self._ways))
+        self._stride = next(n for n in range(per_batch * 5 // 8 + 1, 0, -1) if math.gcd(n, per_batch) == 1)
+        self._known: dict[int, tuple[EvenState, list[int], EvenState]] = {}
 
-    def counts(self, draws: int, ahead: int) -> list[int]:
-        """Return the draws of each source; bit i of ``ahead`` adds one to the whole part of i's share."""
-        total = self._total
-        return [part * draws // total + (ahead >> number & 1) for number, part in enumerate(self._parts)]
+    def fresh(self, step: int) -> EvenState:
+        """Return the state at a reference, counted anew from some round on that streams nearby share."""
+        number, state = step // self._per_batch, self._start
+        for each in range(number - number % _ANEW, number):
+            state = self._round(each, state)[1]
+        return state
 
-    def take(self, draws: int, ahead: int, count: int) -> tuple[Int64Array, int]:
-        """Return the sources of the next draws, and ``ahead`` after them."""
-        parts, total, rank = self._parts, self._total, self._rank
-        counts = self.counts(draws, ahead)
-        waiting: list[tuple[int, int]] = []  # (the first draw that may be the source's next one, source)
-        ready: list[tuple[int, int, int]] = []  # (one past the last draw that may be it, rank, source)
-        for source, part in enumerate(parts):
-            if part:
-                waiting.append((counts[source] * total // part, source))
-        heapify(waiting)
-        chosen = np.empty(count, dtype=np.int64)
-        for place in range(count):
-            while waiting and waiting[0][0] <= draws + place:
-                source = heappop(waiting)[1]
-                due = -(-(counts[source] + 1) * total // parts[source])
-                heappush(ready, (due, rank[source], source))
-            source = heappop(ready)[2]
-            chosen[place] = source
-            counts[source] += 1
-            heappush(waiting, (counts[source] * total // parts[source], source))
-        after = draws + count
-        now = enumerate(zip(counts, parts, strict=True))
-        return chosen, sum((number - part * after // total) << source for source, (number, part) in now)
+    def is_state(self, state: EvenState) -> bool:
+        """Return True if draws may stand there."""
+        fits = [*map(len, state)] == [*map(len, self._start)] and not any(map(sum, state))
+        return fits and all(abs(each) < 64 * _WHOLE for column in state for each in column)
+
+    def take(self, step: int, state: EvenState, count: int) -> tuple[Int64Array, EvenState]:
+        """Return the sources of the next references, and the state before the batch that comes then."""
+        size, end = self._per_batch, step + count
+        first, chosen, after = step // size, list[int](), state
+        for number in range(first, -(-end // size)):
+            row, state = self._round(number, state)
+            chosen += row
+            after = state if (number + 1) * size <= end else after
+        return np.array(chosen[step - first * size :][:count], dtype=np.int64), after
+
+    def _round(self, number: int, state: EvenState) -> tuple[list[int], EvenState]:
+        """Return the sources of the stream's batch in a round, and the state after it."""
+        known = self._known.get(number)
+        if known is not None and known[0] == state:
+            return known[1], known[2]
+        size, own = self._per_batch, list[int]()
+        behind, *leads = map(list, state)
+        for begin, end, shares in self._parts(number):
+            drawn = _draw(behind, shares, (end - begin) * size)
+            for way, ahead in zip(self._ways, leads, strict=True):
+                first, middle, last = (
+                    way
+                    if begin == 0 and end == len(self.streams)
+                    else (min(max(place, begin), end) for place in way)
+                )
+                is_left = self._own < way[1]
+                if len(drawn) > 1:
+                    drawn = _halve(drawn, middle - first, last - first, size, ahead, is_left)
+                elif drawn:
+                    streams = middle - first if is_left else last - middle
+                    drawn = [(drawn[0][0], streams * size)] if streams else []
+            for source, count in drawn:
+                own += [source] * count
+        # Neighbours in a batch are of several sources, and no source comes first in all batches.
+        own = [own[(place * self._stride + number) % size] for place in range(size)]
+        if len(self._known) >= _KNOWN:
+            del self._known[next(iter(self._known))]
+        after = tuple(map(tuple, (behind, *leads)))
+        self._known[number] = state, own, after
+        return own, after
+
+    def _parts(self, number: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+        """Yield places of streams and their shares in a round: weights may change within it."""
+        batch, begin = number * self._num_streams, 0
+        at = bisect_right(self._begins, batch) - 1
+        while begin < len(self.streams):
+            end = len(self.streams)
+            if at + 1 < len(self._begins):
+                end = bisect_left(self.streams, self._begins[at + 1] - batch)
+            if end > begin:
+                yield begin, end, self._shares[at]
+                begin = end
+            at += 1
 
 
-def to_words(ahead: int, sources: int) -> tuple[int, ...]:
-    """Return the bits of some sources as integers that any format can hold."""
-    return tuple(ahead >> first & (1 << _WORD) - 1 for first in range(0, sources, _WORD))
+def _shares_of(weights: Sequence[float]) -> list[tuple[int, int]]:
+    """Return the sources with a weight, and the share of each in parts of ``_WHOLE``."""
+    ratios = {source: Fraction(weight) for source, weight in enumerate(weights) if weight}
+    total = sum(ratios.values())
+    shares = {source: max(1, int(ratio * _WHOLE / total)) for source, ratio in ratios.items()}
+    if shares:
+        shares[max(shares, key=shares.__getitem__)] += _WHOLE - sum(shares.values())
+    return list(shares.items())
 
 
-def from_words(words: Sequence[int]) -> int:
-    """Return the bits that :func:`to_words` wrote."""
-    return sum(word << _WORD * place for place, word in enumerate(words))
+def _draw(behind: list[int], shares: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    """Return how many of some draws each source has, and update what each is behind."""
+    drawn, left, waiting = {}, count, []
+    for source, share in shares:
+        whole, rest = divmod(behind[source] + count * share, _WHOLE)
+        if whole < 0:
+            whole, rest = 0, rest + whole * _WHOLE
+        drawn[source], behind[source], left = whole, rest, left - whole
+        # Of those whose share has begun a sample, the one comes first that ends it first.
+        waiting.append((rest <= 0, (rest - _WHOLE) // -share, source))
+    more = 1 if left > 0 else -1
+    waiting.sort(reverse=left < 0)
+    while left:  # mostly once
+        for _, _, source in waiting:
+            if left and drawn[source] + more >= 0:
+                drawn[source] += more
+                behind[source] -= more * _WHOLE
+                left -= more
+    return [each for each in drawn.items() if each[1]]
+
+
+def _halve(
+    drawn: Sequence[tuple[int, int]], left: int, of: int, per_batch: int, ahead: list[int], is_left: bool
+) -> list[tuple[int, int]]:
+    """Return the draws of one half of ``of`` streams, and update what the ``left`` ones are ahead.
+
+    That is in parts of ``of``.
+    """
+    found, missing, order = list[int](), left * per_batch, list[tuple[int, int]]()
+    if len(drawn) == 2:  # as below, in fewer steps
+        (one, count), (other, rest) = drawn
+        due = (count - rest) * left - ahead[one] + ahead[other] + missing * of
+        whole = max(0, missing - rest, min(count, missing, (due + of) // (2 * of)))
+        ahead[one] += whole * of - count * left
+        ahead[other] += (missing - whole) * of - rest * left
+        pair = (whole, missing - whole) if is_left else (count - whole, rest - missing + whole)
+        return [(source, each) for source, each in zip((one, other), pair, strict=True) if each]
+    for place, (source, count) in enumerate(drawn):
+        due = count * left - ahead[source]
+        whole = due // of
+        whole = 0 if whole < 0 else min(whole, count)
+        ahead[source] = lead = whole * of - due
+        missing -= whole
+        found.append(whole)
+        order.append((lead, place))
+    if missing:
+        more = 1 if missing > 0 else -1
+        order.sort(reverse=missing < 0)
+        while missing:  # mostly once
+            for _, place in order:
+                source, count = drawn[place]
+                if missing and 0 <= found[place] + more <= count:
+                    found[place] += more
+                    ahead[source] += more * of
+                    missing -= more
+    if not is_left:
+        found = [count - whole for (_, count), whole in zip(drawn, found, strict=True)]
+    return [(source, count) for (source, _), count in zip(drawn, found, strict=True) if count]

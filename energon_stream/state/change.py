@@ -21,6 +21,7 @@ from energon_stream.pipeline.node import Context
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.schedule import (
     BlendPlan,
+    BlendSchedule,
     ConcatPlan,
     CursorCodec,
     EarlierLeaf,
@@ -32,6 +33,7 @@ from energon_stream.schedule import (
     in_place,
     is_count,
     leaves,
+    pack_even,
     passes_under_way,
     reading,
     stream_shares,
@@ -84,7 +86,8 @@ def continue_state(
     read = read_rank_state(state)
     check_topology(read, dataset.worker_config, dataset.pass_length)
     matched = now.matched(read)
-    if not now.differences(read):
+    plans = [reader.plan for _, reader in find_readers(dataset)]
+    if not now.differences(read) and not any(isinstance(plan, BlendPlan) and plan.even for plan in plans):
         return read, None
     check_packs(read, now)
     with reading():
@@ -284,15 +287,16 @@ def _carrier(
 
     def change(path: str, state: Any) -> Any:
         reader = by_path[path]
-        if is_reweighted and isinstance(reader.dataset.plan, BlendPlan) and reader.dataset.plan.even:
-            _, step, _, _, *words = state["at"]
-            (begin,) = step if isinstance(step, (list, tuple)) else (step,)
-            at = (*state["at"][:3], begin, *(0 for _ in words))  # other weights: even draws are counted anew
-            state = {**state, "at": at}
+        now = before = reader.dataset.schedule(stream, path, changes=changes)
+        if reader.differs:
+            before = reader.dataset.schedule(stream, path, reader.then, then)
+        if isinstance(before, BlendSchedule) and before.even is not None:
+            epoch, step, inner, *even = state["at"]
+            if is_reweighted or is_count(even[0]):  # other weights, or even draws of an earlier version
+                (begin,) = step if isinstance(step, (list, tuple)) else (step,)
+                state = {**state, "at": (epoch, step, inner, *pack_even(before, before.fresh(begin)))}
         if not reader.differs:
             return state
-        before = reader.dataset.schedule(stream, path, reader.then, then)
-        now = reader.dataset.schedule(stream, path, changes=changes)
         context = Context(reader.dataset.worker_config, stream, path=path)
         epoch, cursor = reader.dataset.read_cursor(state, context, before, CursorCodec(before))
         if cursor == before.begin(epoch) or all(leaf.now is None for leaf in reader.then):
