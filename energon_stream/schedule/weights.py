@@ -76,7 +76,7 @@ class EvenDraws:
     """Draws of several streams together, which follow weights to the sample.
 
     In a *round*, each stream draws a batch. At the end of a round, the draws of all streams are, for each
-    source, less than one from its share while weights hold. Of the sources whose share has begun another
+    source, within one of its share. Of the sources whose share has begun another
     sample, those come whose share ends it first (R. Tijdeman: "The chairman assignment problem", 1980).
     What a source is behind is carried over changes of the weights.
 

@@ -106,7 +106,7 @@ def test_each_round_of_even_draws_is_within_one_of_every_share(weights, streams,
     changes = stairs.get(kind) or list(ramp(first, last, 5, 80, 16))
     plan = plan_of(first, changes if kind else [], per_batch, True, (90,) * len(first))
     job, stream = behind(plan, streams, 96 // streams)
-    assert job < 1
+    assert job <= 1 + 1e-9
     assert stream < 6
 
 
@@ -114,7 +114,7 @@ def test_each_round_of_even_draws_is_within_one_of_every_share(weights, streams,
 def test_64_streams_do_not_draw_alike(per_batch):
     """At main, 9 : 1 gave steps of 64 samples of one source, and the ramp 4,060 of the heavier one."""
     plan = plan_of((9.0, 1.0), (), per_batch, True, (900, 900))
-    assert max(behind(plan, 64, 24)) < 1
+    assert max(behind(plan, 64, 24)) <= 1 + 1e-9
     plan = plan_of((1.0, 1.0), ramp((1, 1), (3, 1), 0, 4096, 64), 1, True, (900, 900))
     assert max(behind(plan, 64, 64)) < 2
 
