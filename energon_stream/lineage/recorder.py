@@ -82,13 +82,15 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
         hint = f"records have batches of up to {MOST_SAMPLES:,} samples: use smaller ones, or leave out run="
         raise ConfigError(f"batch_size is {batch_size}", hint=hint)
     per_batch = plan.per_batch if isinstance(plan, BlendPlan) and plan.is_live else batch_size
+    is_even = isinstance(plan, BlendPlan) and plan.even
     return DataDescription(
         describe_plan(plan),
         path,
         batch_size,
         is_in_order(dataset),
         tuple(leaves),
-        0 if per_batch == batch_size else per_batch,
+        # Records of versions that made even draws in each stream alone have 0.
+        0 if per_batch == batch_size and not is_even else per_batch,
         None if packing is None else packing.describe(),
     )
 

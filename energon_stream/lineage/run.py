@@ -15,6 +15,7 @@ from energon_stream.errors import (
     NotInRunError,
     ObjectNotFoundError,
     RunDamagedError,
+    RunError,
     RunMismatchError,
     RunNotFoundError,
 )
@@ -189,6 +190,12 @@ class TrainingRun:
             for leaf, index in zip(described.leaves, indices, strict=True):
                 first, chosen = index.shard_starts[: leaf.shards + 1], index.selection
                 starts.append(first if chosen is None else chosen.shard_starts(first))
+            if "draws" in described.plan and not described.per_batch:
+                raise RunError(
+                    "the run has even draws of an earlier version, which this one does not make",
+                    where=f"{self.url}/{FILE}",
+                    hint="ask with the version that recorded it",
+                )
             with reading_run(f"{self.url}/{FILE}"):
                 per_batch = described.per_batch or described.batch_size
                 plan = make_plan(described.plan, starts, selections, per_batch)

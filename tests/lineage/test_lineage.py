@@ -31,6 +31,7 @@ from energon_stream.cli.main import main
 from energon_stream.errors import (
     NotInRunError,
     RunDamagedError,
+    RunError,
     RunMismatchError,
     RunNotFoundError,
 )
@@ -437,6 +438,16 @@ def test_runs_of_mixtures_that_change_are_found(captions, tmp_path, draws):
         assert [named(each) for each in opened.which(step)] == of_ranks, step
     later = open_run(str(run)).which(len(seen) + 5)
     assert all(sample.dataset.startswith(str(others)) for each in later for sample in each.samples)
+    if draws == "even":  # an earlier version drew otherwise, and wrote no per_batch
+        description = json.loads((run / "run.json").read_text())
+        del description["digest"]
+        for data in description["datasets"]:
+            data["per_batch"] = 0
+        text = json.dumps(description, sort_keys=True).encode()
+        description["digest"] = hashlib.blake2b(text, digest_size=16).hexdigest()
+        (run / "run.json").write_text(json.dumps(description))
+        with pytest.raises(RunError, match="even draws of an earlier version"):
+            open_run(str(run)).which(0)
 
 
 @pytest.mark.parametrize("view", [{"share": 0.4}, {"exclude": "twice.txt"}], ids=["share", "exclude"])
