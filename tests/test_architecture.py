@@ -1,6 +1,7 @@
 """The house: the core in layers, wings beside it, and no import cycle."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -58,7 +59,12 @@ def room(module):
     return parts[1] if len(parts) > 1 else "__init__"
 
 
+@functools.cache
 def imports(path):
+    return [*read_imports(path)]
+
+
+def read_imports(path):
     """Modules of the package that a file imports: inside functions too, and those of which a stub lists
     names.
     """
