@@ -30,8 +30,9 @@ class ReadOptions:
             and for the client. Below 96 MiB, the client's part is larger.
         max_request: Largest coalesced request, in bytes. Only a larger sample is read by a larger request.
         max_gap: Unwanted bytes between two samples that are read rather than split a request.
-        max_waste: Unwanted bytes between samples of a view that are read rather than split a request, as a
-            share of the bytes of the samples. ``math.inf`` leaves it to ``max_gap``, for fewer requests.
+        max_waste: Unwanted bytes between samples of a view, or of planned packs, that are read rather than
+            split a request, as a share of the bytes of the samples. ``math.inf`` leaves it to ``max_gap``,
+            for fewer requests.
         max_in_flight: Largest number of requests at one time; fewer if the budget has no room for their
             connections.
         max_ahead: Largest number of samples that are requested and not yet consumed. Of a small dataset, no
@@ -103,6 +104,11 @@ class ReadOptions:
         """Return the limits where an order must be planned: ``samples`` samples ahead, bit by bit."""
         most = min(self.max_ahead, samples)
         return replace(self, max_ahead=most, _chunk=max(1, min(self.chunk, most // LOADING)))
+
+    @property
+    def is_planned(self) -> bool:
+        """True for planned packs, whose samples lie among those of other streams."""
+        return self._chunk is not None
 
     @property
     def chunk(self) -> int:

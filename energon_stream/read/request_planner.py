@@ -67,7 +67,7 @@ class PlanLimits:
     is_shared: bool = False  # whether other readers share the budget
     request_limit: Reason = Reason.MAX_REQUEST  # what sets ``max_request``
     local: frozenset[int] = frozenset()  # leaves that are local files, whose samples may have any size
-    sparse: frozenset[int] = frozenset()  # leaves of which a view has only some samples
+    sparse: frozenset[int] = frozenset()  # leaves of which a view, or a rank's packs, have only some samples
     max_waste: float = 0.0
 
 
@@ -94,7 +94,9 @@ def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int 
         is_shared=readers > 1,
         request_limit=Reason.MAX_REQUEST if request == options.max_request else Reason.SHARED_LIMIT,
         local=frozenset(number for number, locator in enumerate(locators) if locator.index_is_local),
-        sparse=frozenset(number for number, locator in enumerate(locators) if locator.is_sparse),
+        sparse=frozenset(
+            number for number, locator in enumerate(locators) if locator.is_sparse or options.is_planned
+        ),
         max_waste=options.max_waste,
     )
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
+from energon_stream.schedule.neighbours import pack_neighbours
 from energon_stream.schedule.pack_planning import Load, deal_packs, pack_lengths, pack_loads
 from energon_stream.schedule.saved import damaged
 from energon_stream.schedule.schedule import Cursor, Refs, Schedule
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
 
 Overlong = Literal["error", "drop", "split"]
 
-PACKING = 2
+PACKING = 3
 """Version of the algorithm that forms and deals packs. Raise it when other packs come out: states have it."""
 _KEPT = 1 << 20  # samples in the windows that a process keeps, for streams that look ahead differently far
 _LEAST_KEPT = 4  # windows that are kept, whatever they have
+_DENSE = 4  # shares of _FILLS with which packs of neighbours are tried
+_CHOICE = 8  # packs of a stream in a window from which on its own ones can make even steps
+_SMALL = 6  # pieces of a pack, in the mean, from which on samples are small
 _TAKEN = 4096  # references that are taken from the job's schedule at a time
 _FILLS = (0.998, 0.995, 0.99, 0.985, 0.98, 0.97, 0.95, 0.9, 0.8, 0.65, 0.5)
 """Shares of the room in a window's packs that are tried, the fullest first."""
@@ -206,13 +210,37 @@ class JobPacks:
             total += int(lengths[-1].sum())
             is_last = len(refs) < _TAKEN or self.job.remaining(after) == 0
         refs, every = Refs.concatenate(taken), np.concatenate(lengths)
+        key = derive_key(self._key, "window", epoch, number)
+        if (found := self._of_neighbours(refs, every, packs, key)) is not None:
+            return PlannedWindow(self.job.advance(start, found[0]), *found)
         count, pieces, pack = self._fill(every, packs, is_last)
         is_last = is_last and count == len(refs)
         if len(pack) and not is_last:
             pieces, pack = _spread(pieces, pack, packs, self.spec.overlong == "split")
         after = self.job.advance(start, count)
-        dealt = self._deal(refs, pieces, pack, derive_key(self._key, "window", epoch, number))
-        return PlannedWindow(after, count, dealt)
+        loads = pack_loads(pieces.stop - pieces.start, pack, int(pack.max(initial=-1)) + 1, self.spec.load)
+        dealt = deal_packs(loads[:, None], self.spec.step, self.streams, key)
+        return PlannedWindow(after, count, self._streams(refs, pieces, pack, dealt))
+
+    def _of_neighbours(
+        self, refs: Refs, lengths: Int64Array, packs: int, key: int
+    ) -> tuple[int, tuple[StreamPacks, ...]] | None:
+        """Return a window of whole steps whose packs have neighbours, as of :func:`pack_neighbours`."""
+        spec, sums = self.spec, np.cumsum(lengths)
+        packs = min(packs, int(sums[-1]) // (spec.step * spec.capacity) * spec.step)
+        has_choice = packs >= _CHOICE * self.streams and spec.step > self.streams
+        for share in _FILLS[:_DENSE] if has_choice else ():
+            count = int(np.searchsorted(sums, share * packs * spec.capacity, side="right"))
+            pieces = cut_pieces(lengths[:count], spec.capacity)
+            if len(pieces.ref) < _SMALL * packs:
+                break
+            order = np.lexsort((pieces.start, refs.index[pieces.ref], refs.leaf[pieces.ref]))
+            pieces = _PieceColumns(*(column[order] for column in pieces))
+            sizes = pieces.stop - pieces.start
+            made = pack_neighbours(sizes, spec.capacity, packs, spec.step, self.streams, spec.load, key)
+            if made is not None:
+                return (count, self._streams(refs, pieces, *made)) if made[1] else None
+        return None
 
     def _fill(self, lengths: Int64Array, packs: int, is_last: bool) -> tuple[int, _PieceColumns, Int64Array]:
         """Return how many references a window has, their pieces, and the pack of each piece."""
@@ -235,12 +263,10 @@ class JobPacks:
             hint="raise the capacity, or the window, or leave it out with overlong='drop'",
         )
 
-    def _deal(self, refs: Refs, pieces: _PieceColumns, pack: Int64Array, key: int) -> tuple[StreamPacks, ...]:
-        packs = int(pack.max()) + 1 if len(pack) else 0
-        lengths = pieces.stop - pieces.start
-        loads = pack_loads(lengths, pack, packs, self.spec.load)[:, None]
-        dealt = deal_packs(loads, self.spec.step, self.streams, key)
-        order, sizes = np.argsort(pack, kind="stable"), np.bincount(pack, minlength=packs)
+    def _streams(
+        self, refs: Refs, pieces: _PieceColumns, pack: Int64Array, dealt: list[list[int]]
+    ) -> tuple[StreamPacks, ...]:
+        order, sizes = np.argsort(pack, kind="stable"), np.bincount(pack)
         first = np.cumsum(sizes) - sizes
         found = []
         for own in dealt:

@@ -12,6 +12,7 @@ from energon_stream import (
 )
 
 SAMPLES, CAPACITY, STREAMS = 200, 100, 4
+ORDER = {"shuffle_buffer_size": 20, "max_samples_per_sequence": 8}
 
 
 def tokens(sample):
@@ -52,23 +53,24 @@ def opened(
     cache=False,
     storage=None,
     view=None,
+    pack=True,
     **options,
 ):
     packing = {"cost": "tokens", "capacity": CAPACITY, "window": 2, "overlong": "split"} | options
     streams = packing.pop("num_streams", STREAMS)
+    order = {name: packing.pop(name, default) for name, default in ORDER.items()}
     config = WorkerConfig(rank, world, workers, num_streams=streams)
     return get_train_dataset(
         path,
         batch_size=1,
-        shuffle_buffer_size=20,
-        max_samples_per_sequence=8,
         worker_config=config,
         task_encoder=encoder(),
-        packing=PlannedPacking(**packing),
+        packing=PlannedPacking(**packing) if pack else None,
         repeat=repeat,
         read_options=read or ReadOptions(max_ahead=64),
         cache=cache,
         storage_options=storage,
+        **order,
         **(view or {}),
     )
 

@@ -1,5 +1,6 @@
 """Packs cost no byte that their samples do not have."""
 
+import math
 import re
 
 import numpy as np
@@ -28,14 +29,19 @@ def server(root):
         yield server
 
 
-def asked(server):
-    """Bytes that were asked for of each tar; a late request that is made twice counts once."""
+def ranges(server):
+    """Requested ranges of each tar; a late request that is made twice counts once."""
     found = set()
     for entry in server.log():
         if entry.key.endswith(".tar") and entry.method == "GET":
             first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", entry.range).groups())
-            found.update((entry.key.rpartition("/")[2], byte) for byte in range(first, last + 1))
+            found.add((entry.key.rpartition("/")[2], first, last + 1))
     return found
+
+
+def asked(server):
+    """Bytes that were asked for of each tar."""
+    return {(name, byte) for name, first, stop in ranges(server) for byte in range(first, stop)}
 
 
 def places(dataset, refs):
@@ -83,6 +89,34 @@ def test_a_pass_reads_the_planned_samples_and_nothing_else(server):
     ranges = sorted({place for own in refs for place in places(reader, own)})
     assert len(ranges) == sum(map(len, refs)) < 300
     assert made == covered(ranges, 0)
+
+
+@pytest.mark.parametrize(("waste", "most_bytes", "most_requests"), [(0.3, 1.35, 24), (math.inf, 1.8, 10)])
+def test_small_samples_are_packed_with_their_neighbours(tmp_path, waste, most_bytes, most_requests):
+    """3,000 samples of 1 to 6 kB: bytes of all ranks over the tars', and requests over those without packs.
+
+    The requests of each rank end before its last step, from which on it reads the next pass.
+    """
+    lengths = np.random.default_rng(0).integers(1000, 6000, 3000)
+    path = write(tmp_path / "bucket" / "texts", lengths, shard=500)
+    compute_costs(path, "tokens", values=lengths)
+    size = sum(tar.stat().st_size for tar in (tmp_path / "bucket" / "texts").glob("*.tar"))
+    order = {"shuffle_buffer_size": 500, "max_samples_per_sequence": 100, "num_streams": 8, "repeat": False}
+    found, plain = [], 0
+    with S3Server(tmp_path) as server:
+        for rank in range(4):
+            options = {"read": ReadOptions(max_waste=waste), "storage": server.storage_options, **order}
+            packed = opened(
+                "s3://bucket/texts", rank, 4, capacity=32768, window=8, overlong="error", **options
+            )
+            server.reset_counters()
+            taken(packed, int(lengths.sum()) // 32768 // 4 - 2)
+            found += ranges(server)
+            server.reset_counters()
+            taken(opened("s3://bucket/texts", rank, 4, pack=False, **options), 3000 // 4 - 2)
+            plain += len(ranges(server))
+    assert size < sum(stop - start for _, start, stop in found) < most_bytes * size
+    assert len(found) < most_requests * plain
 
 
 def test_steps_read_the_packs_of_the_plan_and_its_look_ahead(server):
