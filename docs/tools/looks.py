@@ -47,7 +47,7 @@ from energon_stream.tools.top.screen import TopApp  # noqa: E402
 WIDE, NARROW = (1100, 760), (390, 760)
 MOST_BYTES = 150_000
 DRAWN = "svg" if (Path(energon_stream.__file__).parent / "tools" / "plots.py").exists() else "png"
-FLAG = "--picture" if DRAWN == "svg" else "--png"
+FLAG, WORKERS = ("--picture", "--num-workers") if DRAWN == "svg" else ("--png", "--workers")  # older words
 PLUS = "+xml" if DRAWN == "svg" else ""
 NAMES = ("rings", "stripes", "waves")
 ORDER = ["--shuffle-buffer-size", "500", "--max-samples-per-sequence", "50"]
@@ -249,7 +249,7 @@ async def look_at_bench(studio: Studio, tmp: Path) -> None:
             f"--storage-option={key}={json.dumps(value)}" for key, value in server.storage_options.items()
         ]
         shown = command(
-            *["bench", "s3://bucket/data", "--batch-size", "32", "--seconds", "14", "--workers", "0,1,2"],
+            *["bench", "s3://bucket/data", "--batch-size", "32", "--seconds", "14", WORKERS, "0,1,2"],
             *[*ORDER, "--html", "speed.html", FLAG, f"speed.{DRAWN}", *options],
             apart=True,
         )

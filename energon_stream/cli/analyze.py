@@ -11,6 +11,7 @@ import click
 from energon_stream.cli.options import COUNT, NUMBER, flag, json_option, option
 from energon_stream.cli.terminal import emit, wants_json
 from energon_stream.errors import ConfigError
+from energon_stream.printable import counted
 
 if TYPE_CHECKING:
     from energon_stream.compat.debug_analysis import DebugLogs, LoggedLoader
@@ -57,7 +58,7 @@ def analyze_debug(
     files = find_logs(log_paths)
     logs = read_logs(files)
     echo = partial(click.echo, err=wants_json())
-    echo(f"{len(files)} logs" + (f", {logs.broken} lines cannot be read" if logs.broken else ""))
+    echo(counted(len(files), "log") + (f", {logs.broken} lines cannot be read" if logs.broken else ""))
     loader = None if force_loading_order else _choose(logs, modes)
     if loader is None or (logs.reads and not loader.visits):
         if loader is not None:
@@ -67,16 +68,16 @@ def analyze_debug(
         visits = loader.visits
     table = VisitTable.of(visits, skip)
     several, shared = table.repeated()
-    echo(f"Found {table.num_samples} unique sample keys, {table.num_steps} steps")
-    echo(f"{several} samples came more than once, {shared} of them on more than one rank")
+    echo(f"Found {counted(table.num_samples, 'unique sample key')}, {counted(table.num_steps, 'step')}")
+    echo(f"{counted(several, 'sample')} came more than once, {shared} of them on more than one rank")
     image = heatmap(
         table, steps=heatmap_steps, samples=heatmap_samples, gain=heatmap_gain, colors=not no_colors
     )
     write_heatmap(heatmap_path, image)
     height, width, _ = image.shape
     echo(f"Wrote heatmap to {heatmap_path}")
-    echo(f"x-axis: {table.num_steps} steps, {table.num_steps / width:g} for each column")
-    echo(f"y-axis: {table.num_samples} samples, {table.num_samples / height:g} for each row")
+    echo(f"x-axis: {counted(table.num_steps, 'step')}, {table.num_steps / width:g} for each column")
+    echo(f"y-axis: {counted(table.num_samples, 'sample')}, {table.num_samples / height:g} for each row")
     document = {
         "logs": len(files),
         "broken_lines": logs.broken,

@@ -21,6 +21,7 @@ from energon_stream.cli.options import (
 )
 from energon_stream.cli.terminal import echo, emit
 from energon_stream.errors import ConfigError, StorageError
+from energon_stream.printable import counted
 from energon_stream.progress import Progress
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def ls(dataset: str | None, directory: CacheDirectory) -> None:
 def _show_datasets(datasets: list[CachedDataset]) -> None:
     for found in datasets:
         used = " (in use)" if found.in_use else ""
-        content = f"{show_size(found.bytes)} of {found.objects} objects"
+        content = f"{show_size(found.bytes)} of {counted(found.objects, 'object')}"
         echo(f"{found.url}: {content}, last use {_time(found.last_use)}{used}")
 
 
@@ -122,13 +123,14 @@ def _kept(directory: CacheDirectory) -> dict[str, dict[str, int]]:
 
 
 def _show_stats(found: dict[str, Any], datasets: list[CachedDataset]) -> None:
-    quota, counted, bytes_on_disk = found["quota"], found["counted_bytes"], found["bytes"]
+    quota, since_start, bytes_on_disk = found["quota"], found["counted_bytes"], found["bytes"]
     click.echo(f"Directory: {found['directory']}")
     click.echo(f"Quota: {'not set here' if quota is None else show_size(quota)}")
-    since = "nothing since the machine started" if counted is None else show_size(counted)
+    since = "nothing since the machine started" if since_start is None else show_size(since_start)
     click.echo(f"Counted: {since}")
     blocks, objects = found["blocks"], found["objects"]
-    click.echo(f"On disk: {show_size(bytes_on_disk)} in {blocks} blocks of {objects} objects")
+    of = f"{counted(blocks, 'block')} of {counted(objects, 'object')}"
+    click.echo(f"On disk: {show_size(bytes_on_disk)} in {of}")
     kept = found["kept"]
     numbers = ", ".join(f"{each['files']} {kind}" for kind, each in kept.items())
     click.echo(f"Kept beside them: {show_size(sum(each['bytes'] for each in kept.values()))} in {numbers}")
@@ -158,7 +160,7 @@ def verify(directory: CacheDirectory) -> None:
 
 def _show_verified(report: VerifyReport) -> None:
     click.echo(
-        f"{report.blocks} blocks with {show_size(report.bytes)} are intact, {report.damaged} were damaged"
+        f"Intact: {counted(report.blocks, 'block')} with {show_size(report.bytes)}; damaged: {report.damaged}"
     )
     if report.damaged:
         click.echo("Damaged blocks were removed; their bytes are fetched again when they are needed.")
@@ -180,7 +182,7 @@ def clear(directory: CacheDirectory, dataset: str | None, older_than: float | No
     with _named_errors(directory):
         report = clear_cache(directory, root_folder, unused_for=older_than)
     kept = f" and {report.kept_files} kept files" if report.kept_files else ""
-    removed = f"Removed {report.blocks} blocks{kept}, {show_size(report.bytes)}"
+    removed = f"Removed {counted(report.blocks, 'block')}{kept}, {show_size(report.bytes)}"
     emit(report._asdict(), lambda: click.echo(removed))
 
 

@@ -85,7 +85,7 @@ def convert(
         plan = plan_conversion(source, storage_options=source_storage_options, **options)
         document = _document(plan, sample_type, field_map)
         if dry_run:
-            found = _plan(plan, document)
+            found = _plan(plan, document, is_guess=sample_type is None and plan.rows != len(plan.preview))
             emit(found, lambda: _show_plan(found))
             return
         writing["dataset_yaml"] = document
@@ -131,8 +131,8 @@ def _parts_of(sample: dict[str, Any]) -> list[str]:
 def _show_plan(found: dict[str, Any]) -> None:
     from energon_stream.index.yaml_io import dump_yaml
 
-    rows = "rows that are counted on reading" if found["rows"] is None else f"{found['rows']} rows"
-    of = f"{found['sections']} sections, for {found['parts']} parts of the new dataset"
+    rows = "rows that are counted on reading" if found["rows"] is None else counted(found["rows"], "row")
+    of = f"{counted(found['sections'], 'section')}, for {counted(found['parts'], 'part')} of the new dataset"
     echo(f"{found['kind']}: {rows} in {of}")
     for part in found["columns"]:
         echo(f"  {part}")
@@ -143,12 +143,13 @@ def _show_plan(found: dict[str, Any]) -> None:
         echo(key[1])
         for name, content in parts:
             echo(f"  {name:<12} {content}")
-    click.echo("dataset.yaml:")
+    of = ", if all samples have the parts of these" if found["dataset_yaml_is_guess"] else ""
+    click.echo(f"dataset.yaml{of}:")
     for line in dump_yaml(found["dataset_yaml"]).decode().splitlines():
         echo(f"  {line}")
 
 
-def _plan(plan: ConvertPlan, document: dict[str, Any]) -> dict[str, Any]:
+def _plan(plan: ConvertPlan, document: dict[str, Any], is_guess: bool) -> dict[str, Any]:
     samples = [
         {"__key__": sample["__key__"], **{name: _content(sample[name]) for name in _parts_of(sample)}}
         for sample in plan.preview
@@ -162,6 +163,7 @@ def _plan(plan: ConvertPlan, document: dict[str, Any]) -> dict[str, Any]:
         "left_out": plan.left_out,
         "preview": samples,
         "dataset_yaml": document,
+        "dataset_yaml_is_guess": is_guess,
     }
 
 
@@ -178,13 +180,17 @@ def _content(data: Any) -> str:
 def _show(report: ConvertReport) -> None:
     from energon_stream.write.finish import CRUDE
 
-    rows = "an unknown number of" if report.rows is None else str(report.rows)
-    of = f"{report.sections} sections ({report.kind}), {report.rows_read} read in this run"
-    echo(f"Source:    {rows} rows in {of}")
+    rows = "an unknown number of rows" if report.rows is None else counted(report.rows, "row")
+    of = f"{counted(report.sections, 'section')} ({report.kind}), {report.rows_read} read in this run"
+    echo(f"Source:    {rows} in {of}")
     equal = "" if report.rows is None else ", as many as rows"
     written = f"{counted(report.samples, 'sample')} in {counted(report.shards, 'tar')}"
     echo(f"Written:   {written}, {show_size(report.size)}{equal}")
-    echo(f"Read back: {report.samples_checked} samples, all with the checksums of what was written")
+    checked = counted(report.samples_checked, "sample") + " in this run" * (
+        report.samples_checked < report.samples
+    )
+    right = f"{checked}, all with the checksums of what was written"
+    echo(f"Read back: {right if report.samples_checked else 'nothing in this run'}")
     echo(f"Checksum:  {report.digest} of all samples")
     echo(f"Split:     {', '.join(f'{name} {count}' for name, count in report.split.items())}")
     if report.left_out:

@@ -23,6 +23,7 @@ from energon_stream.cli.options import (
 )
 from energon_stream.cli.terminal import echo, echo_text, emit
 from energon_stream.errors import ConfigError
+from energon_stream.printable import counted
 from energon_stream.progress import Progress
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _show(first: str, second: str, found: DatasetDiff) -> None:
     ):
         if number:
             more = ", …" if number > len(keys) else ""
-            echo(f"{number} samples {what}: {', '.join(keys)}{more}")
+            echo(f"{counted(number, 'sample')} {what}: {', '.join(keys)}{more}")
     for name in found.metadata:
         echo(f"{name} differs")
     if found.same_samples:
@@ -89,7 +90,7 @@ def merge(sources: tuple[str, ...], target: str, progress: bool | None, **option
         counts = merge_datasets(sources, target, on_done=shown.reach, **options)
     samples = sum(counts.values())
     document = {"target": target, "samples": samples, "shards": counts}
-    emit(document, lambda: echo(f"{target}: {samples} samples in {len(counts)} shards"))
+    emit(document, lambda: echo(f"{target}: {counted(samples, 'sample')} in {counted(len(counts), 'shard')}"))
 
 
 @click.command()
@@ -122,7 +123,7 @@ def split(
         keys={name: _lines(file) for name, file in _pairs("--keys", keys).items()} if keys else None,
         **options,
     )
-    lines = "\n".join(f"{name}: {count} samples" for name, count in found.items())
+    lines = "\n".join(f"{name}: {counted(count, 'sample')}" for name, count in found.items())
     emit({"samples": found}, lambda: echo_text(lines))
 
 
@@ -141,7 +142,7 @@ def sample(path: str, target: str, keys: str | None, **options: Any) -> None:
     wanted = None if keys is None else _lines(keys)
     count = sample_dataset(path, target, keys=wanted, **options)
     document = {"target": target, "samples": count}
-    emit(document, lambda: echo(f"{target}: {count} samples"))
+    emit(document, lambda: echo(f"{target}: {counted(count, 'sample')}"))
 
 
 @click.command()
@@ -166,7 +167,8 @@ def cost(path: str, name: str, progress: bool | None, **options: Any) -> None:
     emit(
         asdict(report),
         lambda: echo(
-            f"{report.samples} samples in {report.shards} shards, of which {report.computed} were read; "
+            f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}, "
+            f"of which {report.computed} were read; "
             f"{name}: {report.total:,.0f} in all, {report.largest:,.0f} at most"
         ),
     )

@@ -39,7 +39,7 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
     if kind == "jsonl":
         samples = open_jsonl(spec).num_samples
         document = {"kind": kind, "url": path, "samples": samples}
-        emit(document, lambda: echo(f"{path}: {samples} samples"))
+        emit(document, lambda: echo(f"{path}: {counted(samples, 'sample')}"))
         return
     metadata = read_metadata_or_tars(spec, split_config=split_config, dataset_config=dataset_config)
     if isinstance(metadata, tuple):
@@ -74,12 +74,12 @@ def _of_prepared(metadata: DatasetMetadata, spec: StoreSpec) -> dict[str, Any]:
 
 
 def _show_prepared(found: dict[str, Any]) -> None:
-    echo(f"{found['url']}: {found['samples']} samples in {found['shards']} shards")
+    echo(f"{found['url']}: {counted(found['samples'], 'sample')} in {counted(found['shards'], 'shard')}")
     echo(f"Sample type: {found['sample_type'] or 'none (no dataset.yaml)'}")
     if found["parts"]:
         echo(f"Parts of the first samples: {', '.join(found['parts'])}")
     for name, part in found["split_parts"].items():
-        echo(f"{name}: {part['samples']} samples in {part['shards']} shards")
+        echo(f"{name}: {counted(part['samples'], 'sample')} in {counted(part['shards'], 'shard')}")
     if found["excluded"]:
         echo(f"Excluded: {found['excluded']} entries")
     for shard, problem in found["skipped"].items():
@@ -107,8 +107,8 @@ def _of_plain(root: StoreSpec, tars: list[ListEntry]) -> dict[str, Any]:
 
 def _show_plain(found: dict[str, Any]) -> None:
     echo(f"{found['url']}: {counted(found['tars'], 'tar')} of {found['bytes'] / 1e6:.1f} MB, not prepared")
-    of = f"{found['indexed_tars']} of them, {found['indexed_samples']} samples, in {found['index_folder']}"
-    echo(f"Indexed on this node: {of}")
+    of = f"{found['indexed_tars']} of them, {counted(found['indexed_samples'], 'sample')}"
+    echo(f"Indexed on this node: {of}, in {found['index_folder']}")
     echo(f"Parts of the first samples: {', '.join(found['parts'])}")
 
 

@@ -21,10 +21,11 @@ from energon_stream.cli.options import (
     split_config_option,
     split_parts_option,
 )
-from energon_stream.cli.preview import make_samples
+from energon_stream.cli.preview import failure_text, make_samples
 from energon_stream.cli.terminal import echo, echo_text, emit, wants_json
 from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError
+from energon_stream.printable import counted
 from energon_stream.progress import Progress
 
 if TYPE_CHECKING:
@@ -107,21 +108,22 @@ def _show(report: LintReport, share: float) -> None:
     if share < 1:
         verified = f", {share:.3%} of the samples looked at"
     click.echo(
-        f"{report.samples} samples in {report.shards} shards, {report.bad_shards} shards with errors{verified}"
+        f"{counted(report.samples, 'sample')} in {counted(report.shards, 'shard')}, "
+        f"{counted(report.bad_shards, 'shard')} with errors{verified}"
     )
     for remark in report.remarks:
         echo_text(remark, err=True)
     for split, made in report.made.items():
-        echo(f"{split}: {made} samples made, {report.failed[split]} errors")
+        echo(f"{split}: {counted(made, 'sample')} made, {counted(report.failed[split], 'error')}")
     if report.refused:
-        click.echo(f"{report.refused} parts are pickles, which were not decoded.")
+        click.echo(f"Not decoded, as pickles may run code: {counted(report.refused, 'part')}.")
 
 
 def _note_failure(path: str, error: Exception, sample: Any, sources: Any = None) -> None:
     """Show the error of a sample that fails, in any process, and count it as a byte of a file."""
     with open(path, "ab") as file:
         file.write(b".")
-    echo_text(error, err=True)
+    echo_text(failure_text(error, sample), err=True)
 
 
 def _check_samples(
@@ -132,14 +134,14 @@ def _check_samples(
 
     samples = 0
     with temporary_folder(use="lint") as folder:
-        counted = os.path.join(folder, "failures")
-        open(counted, "wb").close()
+        noted = os.path.join(folder, "failures")
+        open(noted, "wb").close()
         with Progress(unit="sample", enabled=progress) as shown:
-            note = partial(_note_failure, counted)
+            note = partial(_note_failure, noted)
             for _ in make_samples(path, split, note, workers, bad, **options):
                 samples += 1
                 shown.advance()
-        errors = os.path.getsize(counted)
+        errors = os.path.getsize(noted)
     if not wants_json():
-        echo(f"{split}: {samples} samples made, {errors} errors")
+        echo(f"{split}: {counted(samples, 'sample')} made, {counted(errors, 'error')}")
     return {"made": samples, "failed": errors}

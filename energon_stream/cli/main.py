@@ -28,6 +28,14 @@ INTERRUPTED = 130
 _ALL = frozenset(name for commands in WORDS["sections"].values() for name in commands)
 
 
+def _docs() -> str:
+    """Return the address of the documentation, whose one place is pyproject.toml."""
+    with suppress(metadata.PackageNotFoundError):
+        urls = metadata.metadata("energon-stream").get_all("Project-URL", [])
+        return str(*(url.partition(", ")[2] for url in urls if url.startswith("Documentation,")))
+    return "docs"
+
+
 class _Terminated(KeyboardInterrupt):
     """SIGTERM came."""
 
@@ -67,6 +75,10 @@ class _Group(click.Group):
             near = get_close_matches(typed.lower()[:80], self.table)
             near.sort(key=lambda name: name[0] != typed[0].lower())
             hint = f"Did you mean {' or '.join(near)}?" if near else "--help lists the commands."
+            elsewhere = WORDS["elsewhere"]
+            if typed.lower() in elsewhere or not near:
+                for word in get_close_matches(typed.lower()[:80], elsewhere, 1):
+                    hint = elsewhere[word].replace("DOCS", _docs())
             hint = "It is a command of energon-stream." if typed in _ALL else hint
             raise click.UsageError(f"No such command {typed!r}. {hint}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
@@ -86,12 +98,9 @@ class _Group(click.Group):
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_help_text(ctx, formatter)
-        with suppress(metadata.PackageNotFoundError):  # the one place of the address is pyproject.toml
-            urls = metadata.metadata("energon-stream").get_all("Project-URL", [])
-            (docs,) = (url.partition(", ")[2] for url in urls if url.startswith("Documentation,"))
-            formatter.write_paragraph()
-            with formatter.indentation():
-                formatter.write_text(f"Documentation: {docs}")
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(f"Documentation: {_docs()}")
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -128,10 +137,17 @@ def _flags_of(group: click.Group, ctx: click.Context) -> dict[str, str]:
     return {o.name: o.opts[0] for o in options if isinstance(o, click.Option) and o.name} | WORDS["flags"]
 
 
+_ARGUMENT = r"[a-z_]+=(?:'[^']*'(?: or '[^']*')?|\[[^]]*\]|\w*\([^)]*\)|[\w…-]*)"
+
+
 def in_flags(text: str, flags: dict[str, str]) -> str:
-    """Replace arguments of Python functions by flags: ``force=True``, ``split_config=``, ``cache_dir``."""
+    """Replace arguments of Python functions by flags: ``force=True``, ``split_config=``, ``cache_dir``.
+
+    Of an argument for which the command has no flag, the text says that it is one of Python.
+    """
     names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
     text = re.sub(rf"\b({names})=(?:True\b)?", lambda match: flags[match[1]], text)
+    text = re.sub(rf"\b([Pp]ass {_ARGUMENT}(?:(?:, | and ){_ARGUMENT})*)", r"\1 in Python", text)
     # A word without "_" may be plain English.
     whole = rf"(?<![\w./-])({names})(?![\w./=-])"
     return re.sub(whole, lambda match: flags[match[1]] if "_" in match[1] else match[1], text)

@@ -30,7 +30,7 @@ from energon_stream.cli.options import (
 from energon_stream.cli.terminal import echo, emit, wants_json
 from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError, CorruptTarError
-from energon_stream.printable import printable_line
+from energon_stream.printable import counted, printable_line
 from energon_stream.progress import Progress
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ def prepare(
     with Progress(len(entries), unit="tar", enabled=progress) as shown:
         report = prepare_dataset(path, dataset_yaml=document, progress=shown.reach, **options)
     if part is not None:
-        done = f"Scanned {report.num_samples} samples in part {part}. Run without --part to publish."
+        scanned = counted(report.num_samples, "sample")
+        done = f"Scanned {scanned} in part {part}. Run without --part to publish."
         emit({"part": part, "samples": report.num_samples}, lambda: click.echo(done))
         return
     if document is not None and "sample_loader" in document:
@@ -182,21 +183,22 @@ def _show_done() -> None:
 
 
 def _show_media(report: MediaReport) -> None:
-    click.echo(f"Stored media metadata of {report.stored} files.")
+    click.echo(f"Stored media metadata of {counted(report.stored, 'file')}.")
     if report.skipped_av:
         click.echo(
             f"Skipped {report.skipped_av} audio and video files: install energon-stream[av] to read them.",
             err=True,
         )
     if report.unreadable:
-        echo(f"{len(report.unreadable)} files cannot be read, the first is {report.unreadable[0]}.", err=True)
+        number = counted(len(report.unreadable), "file")
+        echo(f"{number} cannot be read, the first is {report.unreadable[0]}.", err=True)
 
 
 def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None) -> None:
     from energon_stream.index.jsonl_index import prepare_jsonl
 
     samples = prepare_jsonl(path, storage_options=storage_options)
-    done = f"Indexed {samples} records."
+    done = f"Indexed {counted(samples, 'record')}."
     emit({"samples": samples}, lambda: click.echo(done), _show_done)
 
 
@@ -210,8 +212,9 @@ def _prepare_joins(path: str, storage_options: dict[str, Any] | None) -> None:
 def _show_joins(reports: Sequence[JoinReport]) -> None:
     for report in reports:
         missing = ", ".join(map(str, report.missing[1:]))
-        echo(f"{report.url}: {report.rows} rows, {report.skipped} skipped, without a partner: {missing}")
-    click.echo(f"Prepared {len(reports)} joins.")
+        rows = f"{counted(report.rows, 'row')}, {report.skipped} skipped"
+        echo(f"{report.url}: {rows}, without a partner: {missing}")
+    click.echo(f"Prepared {counted(len(reports), 'join')}.")
 
 
 def _shown_parts(store: Store, entries: Sequence[ListEntry]) -> list[str]:
@@ -267,10 +270,11 @@ def _write_sample_loader(store: Store, document: dict[str, Any], report: Prepare
 def _show(report: PrepareReport) -> None:
     echo(f"Parts: {', '.join(report.parts)}")
     for name, shards in report.split.items():
-        samples = sum(report.shard_counts[shard] for shard in shards)
-        echo(f"{name}: {samples} samples in {len(shards)} shards")
+        count = sum(report.shard_counts[shard] for shard in shards)
+        echo(f"{name}: {counted(count, 'sample')} in {counted(len(shards), 'shard')}")
     for path, problem in report.skipped.items():
         echo(f"Skipped {path}: {problem}", err=True)
-    click.echo(f"Indexed {report.num_samples} samples in {len(report.shard_counts)} shards.")
+    samples = counted(report.num_samples, "sample")
+    click.echo(f"Indexed {samples} in {counted(len(report.shard_counts), 'shard')}.")
     if report.media is not None:
         _show_media(report.media)

@@ -19,8 +19,8 @@ from energon_stream.cli.options import (
     split_parts_option,
 )
 from energon_stream.cli.terminal import echo, echo_text, emit, wants_json
-from energon_stream.errors import DatasetError, FatalSampleError
-from energon_stream.printable import described
+from energon_stream.errors import DatasetError, EnergonStreamError, FatalSampleError
+from energon_stream.printable import counted, described
 
 if TYPE_CHECKING:
     from energon_stream.index.bad_samples import BadList
@@ -59,9 +59,14 @@ def preview(
         metadata = read_metadata(StoreSpec(path, storage_options), dataset_config=dataset_config)
     failures: list[Exception] = []
 
+    told = set()
+
     def note(error: Exception, sample: Any, sources: Any = None) -> None:
         failures.append(error)
-        echo_text(error, err=True)
+        text = failure_text(error)
+        if text not in told:
+            told.add(text)
+            echo_text(text, err=True)
 
     options: dict[str, Any] = {"dataset_config": dataset_config, "storage_options": storage_options}
     numbered = (
@@ -81,7 +86,8 @@ def preview(
     else:
         _show(islice(numbered, most), pictures, asks=most is None)
     if failures:
-        raise click.ClickException(f"{len(failures)} samples cannot be made.")
+        failed = sum(not isinstance(failure, FatalSampleError) for failure in failures) or 1
+        raise click.ClickException(f"{counted(failed, 'sample')} cannot be made.")
 
 
 def _show(numbered: Iterator[tuple[int, Any]], pictures: bool, asks: bool) -> None:
@@ -134,6 +140,17 @@ def make_samples(
                 bad.add(loader.bad_samples())
     except (DatasetError, FatalSampleError) as error:
         note(error, None)
+
+
+def failure_text(error: Exception, sample: Any = None) -> str:
+    """Return the error of a sample in one line, with its class and place if the library did not raise it."""
+    from energon_stream.pipeline.failure_notes import place_of
+    from energon_stream.pipeline.failures import field_of
+
+    if isinstance(error, EnergonStreamError):
+        return str(error)
+    key = "" if sample is None else f"{field_of(sample, '__key__')}: "
+    return f"{key}{type(error).__name__}: {error} ({place_of(error)})"
 
 
 def describe(sample: Any) -> Iterator[str]:

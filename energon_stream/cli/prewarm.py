@@ -28,6 +28,7 @@ from energon_stream.cli.recorded_run import find_packing
 from energon_stream.cli.terminal import emit
 from energon_stream.cli.training_arguments import find_config, packing_options, training_options
 from energon_stream.errors import ConfigError
+from energon_stream.printable import counted
 
 if TYPE_CHECKING:
     from energon_stream.prewarming import PrewarmResult
@@ -112,14 +113,14 @@ def _ranks(texts: Sequence[str]) -> list[int]:
 
 def _show_plan(result: PrewarmResult, ranks: int) -> None:
     plan = result.plan
-    of = "" if result.steps is None else f" of {result.steps} steps of {ranks} rank{'s' * (ranks > 1)}"
+    of = "" if result.steps is None else f" of {counted(result.steps, 'step')} of {counted(ranks, 'rank')}"
     click.echo(f"Samples: {plan.samples:,}{of}")
     click.echo(
         f"Read ahead: {plan.ahead_samples:,} later samples, which training requests before it has done these; "
         "their bytes are among those below"
     )
     click.echo(
-        f"Needed: {show_size(plan.bytes)} of {plan.objects:,} objects; "
+        f"Needed: {show_size(plan.bytes)} of {counted(plan.objects, 'object')}; "
         f"{show_size(plan.cached_bytes)} were in the cache"
     )
     click.echo(

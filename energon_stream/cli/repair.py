@@ -21,6 +21,7 @@ from energon_stream.cli.options import (
     written_shards_options,
 )
 from energon_stream.cli.terminal import echo, emit
+from energon_stream.printable import counted
 from energon_stream.progress import Progress
 from energon_stream.tools.repair import DottedKeys, Duplicates
 
@@ -63,8 +64,9 @@ def repair(source: str, destination: str, progress: bool | None, **options: Any)
 def _show(report: RepairReport) -> None:
     from energon_stream.tools.repair.sound_samples import DROPPED, KINDS
 
-    written = f"{report.shards} shards, {show_size(report.size)}" if report.shards else "nothing written yet"
-    echo(f"Samples: {report.samples} of {len(report.tars)} tars, {report.dropped} dropped ({written})")
+    written = f"{counted(report.shards, 'shard')}, {show_size(report.size)}"
+    of = f"{report.samples} of {counted(len(report.tars), 'tar')}, {report.dropped} dropped"
+    echo(f"Samples: {of} ({written if report.shards else 'nothing written yet'})")
     for kind, text in KINDS.items():
         if kind in report.changes:
             found = [f"{tar.path}: {name}" for tar in report.tars for name in tar.names.get(kind, ())]

@@ -9,6 +9,7 @@ import click
 
 from energon_stream.cli.options import dataset_arguments, flag, option
 from energon_stream.cli.terminal import echo, emit
+from energon_stream.printable import counted
 
 if TYPE_CHECKING:
     from energon_stream.prepare.add_tables import TableReport
@@ -54,4 +55,4 @@ def _show(tables: tuple[TableReport, ...]) -> None:
     for each in tables:
         columns = ", ".join(f"{name} ({kind})" for name, kind in each.columns.items())
         warning = "" if each.fits else "; OLDER THAN THE INDEX: add it again"
-        echo(f"{each.name}: {each.rows:,} rows of {columns}{warning}")
+        echo(f"{each.name}: {counted(each.rows, 'row')} of {columns}{warning}")

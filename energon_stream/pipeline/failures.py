@@ -20,6 +20,7 @@ from energon_stream.errors import (
 from energon_stream.index.bad_samples import most_frequent
 from energon_stream.pipeline.failure_notes import MOST_CAUSES, entries, place_of
 from energon_stream.pipeline.time_limit import TimeLimit
+from energon_stream.printable import counted
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.node import Context, Item, State
@@ -198,7 +199,9 @@ class FailureGuard:
         )
         if is_typo or (self._tolerance and self.in_a_row >= self._tolerance):
             self._failures.drop(self.name, self.in_a_row)  # they tell of the function, not of samples
-            which = f"the first {self.in_a_row} samples" if is_typo else f"{self.in_a_row} samples in a row"
+            which = (
+                f"the first {_FIRST} samples" if is_typo else f"{counted(self.in_a_row, 'sample')} in a row"
+            )
             kinds = f": {most_frequent(self._kinds)};" if len(self._kinds) > 1 else ","
             raise FatalSampleError(
                 f"{which} failed{kinds} the last with {type(error).__name__}: {error}",

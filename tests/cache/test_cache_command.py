@@ -56,7 +56,7 @@ def test_ls(run, cache, filled):
     assert re.match(
         r"s3://bucket/data: 1\.3 MB of 2 objects, last use \d{4}-\d\d-\d\d .* \(in use\)$", lines[0]
     )
-    assert lines[1].startswith("s3://bucket/other: 266.2 kB of 1 objects")
+    assert lines[1].startswith("s3://bucket/other: 266.2 kB of 1 object,")
     cache.close()
     assert "in use" not in run("ls")
     objects = run("ls", "s3://key:secret@bucket/data/").splitlines()
@@ -80,13 +80,13 @@ def test_a_cache_that_is_not_there(run, tmp_path):
 
 
 def test_verify_removes_what_is_damaged(run, config, cache, filled):
-    assert "6 blocks with 1.6 MB are intact, 0 were damaged" in run("verify")
+    assert "Intact: 6 blocks with 1.6 MB; damaged: 0" in run("verify")
     damaged = block_files(config)[:2]
     for path in damaged:
         with open(path, "r+b") as file:
             file.write(b"rubbish")
-    assert "4 blocks with 1.0 MB are intact, 2 were damaged" in run("verify", status=1)
-    assert "4 blocks with 1.0 MB are intact, 0 were damaged" in run("verify")
+    assert "Intact: 4 blocks with 1.0 MB; damaged: 2" in run("verify", status=1)
+    assert "Intact: 4 blocks with 1.0 MB; damaged: 0" in run("verify")
     assert disk_bytes(config) <= counted(cache).bytes
     for origin in filled:
         origin.read(cache)

@@ -125,7 +125,7 @@ def test_without_questions(copied, s3_server, tmp_bucket):
     assert result.exit_code == 0, result.output
     result = run("info", f"{tmp_bucket}/d", *options)
     assert result.exit_code == 0, result.output
-    for text in ("30 samples in 10 shards", "CaptioningSample", "png, txt", "val: 3 samples in 1 shards"):
+    for text in ("30 samples in 10 shards", "CaptioningSample", "png, txt", "val: 3 samples in 1 shard"):
         assert text in result.output
     result = run("lint", f"{tmp_bucket}/d", *options)
     assert (result.exit_code, "0 shards with errors" in result.output) == (0, True)
@@ -193,7 +193,7 @@ def test_lint_compares_samples_with_their_checksums(tmp_path):
     tar.write_bytes(content)
     result = run("lint", tmp_path)
     assert result.exit_code == 1
-    assert "1 shards with errors" in result.output
+    assert "1 shard with errors" in result.output
     assert "sample 0 of the shard do not have their checksum" in result.stderr
     assert "data-000001.tar" in result.stderr
 

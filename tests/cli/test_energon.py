@@ -128,7 +128,7 @@ def test_info_reads_the_named_files(folder):
     (meta / "texts.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
     result = run("info", folder, "--split-config", "other.yaml", "--dataset-config", "texts.yaml")
     assert result.exit_code == 0, result.output
-    assert "halves: 3 samples in 1 shards" in result.output
+    assert "halves: 3 samples in 1 shard\n" in result.output
     assert "CrudeWebdataset" in result.output
 
 
@@ -230,7 +230,7 @@ def test_preview_shows_other_datasets_and_failures(folder, tmp_path):
     prepare_dataset(str(tmp_path / "bad"), split_ratio=(1, 0, 0), dataset_yaml=text)
     result = run("preview", tmp_path / "bad", answers="y\n")
     assert result.exit_code == 1
-    assert "1 samples cannot be made" in result.output
+    assert "1 sample cannot be made" in result.output
 
 
 @pytest.mark.energon(

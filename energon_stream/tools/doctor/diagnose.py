@@ -170,7 +170,11 @@ def _look_at(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, l
         note(Finding("dataset", "ok", text, "They are indexed by each node."))
         return spec.open(), tars[:_SHARDS]
     counts = found.shard_counts
-    note(Finding("dataset", "ok", f"{sum(counts.values()):,} samples in {len(counts):,} shards"))
+    note(
+        Finding(
+            "dataset", "ok", f"{counted(sum(counts.values()), 'sample')} in {counted(len(counts), 'shard')}"
+        )
+    )
     return _shards(spec, list(counts))
 
 
@@ -230,8 +234,8 @@ def _open_leaf(dataset: tuple[LeafRef, list[str]]) -> tuple[Finding, DatasetInde
         (index,) = open_all([leaf])
     except EnergonStreamError as error:
         return Finding("dataset", "error", f"{name}: {error.what}", error.hint or ""), None
-    shards = f" in {len(index.shard_paths):,} shards" if isinstance(index, WebDatasetIndex) else ""
-    return Finding("dataset", "ok", f"{name}: {index.num_samples:,} samples{shards}"), index
+    shards = f" in {counted(len(index.shard_paths), 'shard')}" if isinstance(index, WebDatasetIndex) else ""
+    return Finding("dataset", "ok", f"{name}: {counted(index.num_samples, 'sample')}{shards}"), index
 
 
 def _answered(begin: float) -> str:

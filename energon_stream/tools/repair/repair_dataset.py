@@ -25,7 +25,7 @@ from energon_stream.index.dataset import DatasetMetadata, read_metadata
 from energon_stream.index.info_files import META_FOLDER, STAGING
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecords
-from energon_stream.printable import strip_credentials
+from energon_stream.printable import counted, strip_credentials
 from energon_stream.quantities import parse_size
 from energon_stream.storage import StoreSpec
 from energon_stream.tools.curation.derive import copy_code
@@ -302,7 +302,7 @@ def _publish(
         left = len(shards) - len({shard for part in split.values() for shard in part})
         notes.append("split.yaml is that of the source")
         if left:
-            notes.append(f"{left} shards are in no split part, as their tars were")
+            notes.append(f"in no split part, as their tars were: {counted(left, 'shard')}")
     tars = tuple(replace(tar, shards=tuple(of_tar.get(n, ()))) for n, tar in enumerate(report.tars))
     size = sum(sizes[shard] for shard in shards)
     yaml = options.dataset_yaml
