@@ -254,7 +254,7 @@ def run_yaml(example: Example) -> None:
 
 
 class Skips(SkipParser):
-    """Skips blocks, but runs those that need mosaicml-streaming alone where it is installed: `make convert`."""
+    """Skips blocks, but runs those that need mosaicml-streaming alone where it is, as in `make convert`."""
 
     def __call__(self, document: Document) -> Iterator[Region]:
         is_here = importlib.util.find_spec("streaming") is not None
