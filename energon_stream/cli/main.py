@@ -146,7 +146,8 @@ def in_flags(text: str, flags: dict[str, str]) -> str:
     Of an argument for which the command has no flag, the text says that it is one of Python.
     """
     names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
-    text = re.sub(rf"\b({names})=(?:True\b)?", lambda match: flags[match[1]], text)
+    given = rf"\b({names})=(?:True\b|\[?([\w']+)\]?)?"
+    text = re.sub(given, lambda match: f"{flags[match[1]]} {match[2] or ''}".rstrip(), text)
     text = re.sub(rf"\b([Pp]ass {_ARGUMENT}(?:(?:, | and ){_ARGUMENT})*)", r"\1 in Python", text)
     # A word without "_" may be plain English.
     whole = rf"(?<![\w./-])({names})(?![\w./=-])"

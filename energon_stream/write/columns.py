@@ -20,7 +20,7 @@ from energon_stream.write.tar_shard import is_part_name
 from energon_stream.write.values import Read, parts_of_value, takes
 
 _HINTS = {
-    str: "if it is the path of a file, give --file COLUMN, or files=[COLUMN]; else map it to txt or json",
+    str: "if it is the path of a file, give files=[COLUMN]; else map it to txt or json",
     dict: "map it to json, or one of its members, such as COLUMN.bytes=jpg",
     list: "map it to json, or numbers to npy",
     bytes: "map it to a part of its own, such as COLUMN=jpg or COLUMN=bin",

@@ -104,6 +104,10 @@ def test_suggestions_are_commands(typed):
         ("pass overlong='drop' or 'split'", "pass overlong='drop' or 'split' in Python"),
         ("pass verify='sampled', which reads", "pass verify='sampled' in Python, which reads"),
         ("bypass x=1", "bypass x=1"),
+        (
+            "give force=[COLUMN]; else force=3, force=",
+            "give --force-overwrite COLUMN; else --force-overwrite 3, --force-overwrite",
+        ),
     ],
 )
 def test_remedies_of_python_say_so(text, shown):
