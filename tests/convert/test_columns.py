@@ -86,7 +86,7 @@ def test_keys(key, row, expected):
 @pytest.mark.parametrize(
     ("columns", "row", "message"),
     [
-        ({"a": "jpg"}, {"a": "x.jpg"}, r"table, row 3: the column 'a' does not fit the part 'jpg'.*--file"),
+        ({"a": "jpg"}, {"a": "x.jpg"}, r"table, row 3: the column 'a' does not fit the part 'jpg'.*files="),
         ({"a": "txt"}, {"a": {"b": 1}}, "of type dict.*Map it to json"),
         ({"a": "json"}, {"a": {"b": b"x"}}, "it cannot hold a value of type bytes"),
         ({"a": "cls"}, {"a": "cat"}, "does not fit the part 'cls'"),
