@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,6 +18,7 @@ from energon_stream.pipeline.pack_keys import PackPlan
 from energon_stream.schedule import PackSpec
 from energon_stream.schedule.pack_planning import pack_lengths, pack_loads
 from energon_stream.schedule.planned import Overlong
+from energon_stream.schedule.several_costs import PackKind
 from energon_stream.tables.costs import check_values, costs_of
 
 if TYPE_CHECKING:
@@ -36,11 +37,14 @@ class PlannedPacking:
 
     Attributes:
         cost: Name of the lengths that ``energon-stream cost`` or :func:`compute_costs` wrote; or, for one
-            dataset, an array with a whole number for each sample of the split part.
-        capacity: Largest sum of a pack's lengths.
+            dataset, an array with a whole number for each sample of the split part. Or several by a name of
+            your own: ``{"text": "tokens", "vision": "patches"}``; the first one is the length of samples.
+        capacity: Largest sum of a pack's lengths; or the largest sums of several costs by their names. A pack
+            ends at whichever is reached first. A cost without one is made even only.
         window: Global steps whose packs are formed together. More fill packs better, and mix samples more.
         load: Work of a pack, which is dealt evenly: ``"linear"`` for the sum of its lengths, ``"quadratic"``
-            for the sum of their squares, as attention does, or a function of an array of lengths.
+            for the sum of their squares, as attention does, or a function of an array of lengths. Of several
+            costs, by their names; each is dealt evenly.
         overlong: What becomes of a sample that is longer than the capacity: ``"error"``, ``"drop"`` leaves it
             out, ``"split"`` puts its parts into several packs.
         global_batch_size: Packs of a global step, over all ranks and micro-batches; None for four
@@ -53,24 +57,62 @@ class PlannedPacking:
         >>> from energon_stream import PlannedPacking
         >>> PlannedPacking(cost="tokens", capacity=8192, load="linear").overlong
         'error'
+        >>> costs = {"text": "tokens", "vision": "patches"}
+        >>> loads = {"text": "quadratic", "vision": "linear"}
+        >>> PlannedPacking(costs, {"text": 8192, "vision": 4096}, load=loads).kinds[1]
+        PackKind(name='vision', capacity=4096, load='linear')
     """
 
-    cost: str | Sequence[int]
-    capacity: int
+    cost: str | Sequence[int] | Mapping[str, str | Sequence[int]]
+    capacity: int | Mapping[str, int]
     window: int = 8
-    load: Load = "quadratic"
+    load: Load | Mapping[str, Load] = "quadratic"
     overlong: Overlong = "error"
     global_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("capacity", "window", "global_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} of the packing is {value}", hint="use 1 or more")
-        if not callable(self.load) and self.load not in ("linear", "quadratic"):
-            raise ConfigError(f"load is {self.load!r}", hint='use "linear", "quadratic" or a function')
         if self.overlong not in get_args(Overlong):
             raise ConfigError(f"overlong is {self.overlong!r}", hint=f"use one of {get_args(Overlong)}")
+        names = list(self.costs)
+        for option in ("capacity", "load"):
+            given = getattr(self, option)
+            needed = names if option == "load" else names[:1]
+            if isinstance(given, Mapping) and not set(needed) <= set(given) <= set(names):
+                raise ConfigError(
+                    f"{option} has the names {list(given)}, and cost {names}",
+                    hint=f"give {' and '.join(map(repr, needed))} in {option}, and no names that cost lacks",
+                )
+        if len(names) > 1 and self.overlong == "split":
+            raise ConfigError(
+                "overlong='split' does not know how several costs divide",
+                hint="use 'drop', or raise the capacities",
+            )
+        sizes = {f"capacity of {kind.name}".removesuffix(" of "): kind.capacity for kind in self.kinds}
+        for name, value in {
+            **sizes,
+            "window": self.window,
+            "global_batch_size": self.global_batch_size,
+        }.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} of the packing is {value}", hint="use 1 or more")
+        for kind in self.kinds:
+            if not callable(kind.load) and kind.load not in ("linear", "quadratic"):
+                raise ConfigError(f"load is {kind.load!r}", hint='use "linear", "quadratic" or a function')
+
+    @property
+    def costs(self) -> dict[str, str | Sequence[int]]:
+        """Costs by name; a single one has none."""
+        return dict(self.cost) if isinstance(self.cost, Mapping) else {"": self.cost}
+
+    @property
+    def kinds(self) -> tuple[PackKind, ...]:
+        """Name, capacity and load of each cost."""
+        names, room, load = list(self.costs), self.capacity, self.load
+        rooms = dict(room) if isinstance(room, Mapping) else {names[0]: room} if names else {}
+        return tuple(
+            PackKind(name, rooms.get(name), load[name] if isinstance(load, Mapping) else load)
+            for name in names
+        )
 
     def step(self, num_streams: int, batch_size: int | None) -> int:
         """Return the packs of a global step. Raises ConfigError if they cannot be dealt to the streams."""
@@ -125,43 +167,58 @@ def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetReques
         )
     step = packing.step(request.config.num_streams, request.batch_size)
     indices = [leaf.index for leaf in mixture.leaves]
-    if isinstance(packing.cost, str):
-        name = packing.cost
-        found = request.location.read(
-            lambda: [_named(index, name) for index in indices], forks=request.config.num_workers > 0
-        )
-    elif len(indices) == 1:
-        found = [_given(packing.cost, indices[0])]
-    else:
-        raise ConfigError("an array of costs fits one dataset only", hint="give the name of computed costs")
-    costs = tuple(_lengths(values, index, packing) for values, index in zip(found, indices, strict=True))
-    for values, plan, index in zip(costs, mixture.plans, indices, strict=True):
-        used: Any = slice(plan.start, plan.start + plan.num_samples)
-        if index.selection is not None:
-            used = index.selection.samples(np.arange(used.start, used.stop))
-        if (unfit := _unfit(values[used], packing, step)) is not None:
-            at, what, hint = unfit
-            number = int(used[at]) if index.selection is not None else used.start + at
-            tell = partial(_place_of, index, number)
-            where = request.location.read(tell, forks=request.config.num_workers > 0)
-            raise ConfigError(what, where=where, hint=hint)
+    forks = request.config.num_workers > 0
+    every: list[tuple[Any, ...]] = []
     digest = hashlib.blake2b(digest_size=8)
-    for values in costs:
-        digest.update(values.tobytes())
-    spec = PackSpec(packing.capacity, step, packing.window, packing.load, packing.overlong)
-    return PackPlan(spec, costs, digest.hexdigest(), _hash_loads(costs, spec))
+    for cost, kind in zip(packing.costs.values(), packing.kinds, strict=True):
+        if isinstance(cost, str):
+            found = request.location.read(partial(_all_named, indices, cost), forks=forks)
+        elif len(indices) == 1:
+            found = [_given(cost, indices[0])]
+        else:
+            raise ConfigError(
+                "an array of costs fits one dataset only", hint="give the name of computed costs"
+            )
+        costs = tuple(_lengths(values, index) for values, index in zip(found, indices, strict=True))
+        for leaf, (values, plan, index) in enumerate(zip(costs, mixture.plans, indices, strict=True)):
+            used: Any = slice(plan.start, plan.start + plan.num_samples)
+            if index.selection is not None:
+                used = index.selection.samples(np.arange(used.start, used.stop))
+            usable = (every[0] if every else costs)[leaf][used] > 0
+            for others, other in zip(every, packing.kinds, strict=False):
+                usable &= others[leaf][used] <= (other.capacity or np.inf)
+            if (unfit := _unfit(values[used], usable, kind, packing, step)) is not None:
+                at, what, hint = unfit
+                number = int(used[at]) if index.selection is not None else used.start + at
+                where = request.location.read(partial(_place_of, index, number), forks=forks)
+                raise ConfigError(what, where=where, hint=hint)
+            digest.update(values.tobytes())
+        every.append(costs)
+    (first, *more), window, overlong = packing.kinds, packing.window, packing.overlong
+    assert first.capacity is not None
+    spec = PackSpec(first.capacity, step, window, first.load, overlong, first.name, tuple(more))
+    return PackPlan(spec, every[0], digest.hexdigest(), _hash_loads(every, spec), tuple(every[1:]))
 
 
-def _hash_loads(costs: Sequence[Any], spec: PackSpec) -> str | None:
-    """Hash what a load function makes of packs of some samples: another function makes something else."""
-    if not callable(spec.load):
-        return None
-    some = np.concatenate([values[:: -(-len(values) // _LOADED)] for values in costs]).astype(np.int64)
-    lengths = np.minimum(some[some > 0], spec.capacity)
-    pack = pack_lengths(lengths, spec.capacity)
-    loads: Any = [] if pack is None else pack_loads(lengths, pack, int(pack.max(initial=-1)) + 1, spec.load)
-    # Machines differ in the last digits.
-    return hashlib.blake2b(" ".join(f"{load:.9g}" for load in loads).encode(), digest_size=8).hexdigest()
+def _hash_loads(every: Sequence[Sequence[Any]], spec: PackSpec) -> str | None:
+    """Hash what load functions make of packs of some samples: another function makes something else."""
+    found = []
+    for costs, kind in zip(every, spec.kinds, strict=True):
+        if not callable(kind.load):
+            continue
+        some = np.concatenate([values[:: -(-len(values) // _LOADED)] for values in costs]).astype(np.int64)
+        room = kind.capacity or max(1, int(some.max(initial=0)))
+        lengths = np.minimum(some[some > 0], room)
+        pack = pack_lengths(lengths, room)
+        loads: Any = (
+            [] if pack is None else pack_loads(lengths, pack, int(pack.max(initial=-1)) + 1, kind.load)
+        )
+        found.append(" ".join(f"{load:.9g}" for load in loads))  # machines differ in the last digits
+    return hashlib.blake2b("|".join(found).encode(), digest_size=8).hexdigest() if found else None
+
+
+def _all_named(indices: Sequence[DatasetIndex], name: str) -> list[Any]:
+    return [_named(index, name) for index in indices]
 
 
 def _named(index: DatasetIndex, name: str) -> Any:
@@ -181,7 +238,7 @@ def _given(values: Any, index: DatasetIndex) -> Any:
     return found
 
 
-def _lengths(values: Any, index: DatasetIndex, packing: PlannedPacking) -> Any:
+def _lengths(values: Any, index: DatasetIndex) -> Any:
     whole = values.astype(np.int64)
     if values.dtype.kind == "f" and (whole != values).any():
         raise CostsError(
@@ -193,22 +250,27 @@ def _lengths(values: Any, index: DatasetIndex, packing: PlannedPacking) -> Any:
     return whole.astype(np.int32) if whole.max(initial=0) < 1 << 31 else whole
 
 
-def _unfit(values: Any, packing: PlannedPacking, step: int) -> tuple[int, str, str] | None:
-    """Return the place of a sample that fits nowhere, what is wrong, and what to do; None if all fit."""
-    capacity, packs = packing.capacity, step * packing.window
+def _unfit(
+    values: Any, usable: Any, kind: PackKind, packing: PlannedPacking, step: int
+) -> tuple[int, str, str] | None:
+    """Return the place of a sample that fits nowhere, what is wrong, and what to do; None if all fit.
+
+    ``usable`` tells which samples other costs leave.
+    """
     worst = int(np.argmax(values))
+    capacity, packs = kind.capacity or int(values[worst]), step * packing.window
     longest = int(values[worst])
-    too_long = int((values > capacity).sum())
+    too_long, of = int((values > capacity).sum()), f" in {kind.name!r}" * bool(kind.name)
     if packing.overlong == "error" and too_long:
-        what = f"{too_long} samples are longer than {capacity:,}; the longest has {longest:,}"
-        return worst, what, f"raise the capacity to {longest}, or pass overlong='drop' or 'split'"
+        what = f"{too_long} samples are longer than {capacity:,}{of}; the longest has {longest:,}"
+        others = "'drop'" if of else "'drop' or 'split'"
+        return worst, what, f"raise the capacity{of} to {longest}, or pass overlong={others}"
     if packing.overlong == "split" and longest > packs * capacity:
         what = f"a sample of {longest:,} is longer than the {packs:,} packs of {capacity:,} of a window"
         least = f"the capacity to {-(-longest // packs)}, or the window to {-(-longest // (capacity * step))}"
         return worst, what, f"raise {least}, or leave out samples above the capacity with overlong='drop'"
-    usable = values > 0 if packing.overlong == "split" else (values > 0) & (values <= capacity)
-    if not usable.any():
-        what = f"no sample has a length from 1 to {capacity}; the longest has {longest:,}"
+    if not (usable if packing.overlong == "split" else usable & (values <= capacity)).any():
+        what = f"no sample has a length from 1 to {capacity}{of}; the longest has {longest:,}"
         return worst, what, "raise the capacity, or correct the costs"
     return None
 

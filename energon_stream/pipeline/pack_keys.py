@@ -26,6 +26,7 @@ class PackPlan:
     costs: tuple[npt.NDArray[np.integer[Any]], ...] = field(repr=False, compare=False)
     digest: str  # of the costs
     loads: str | None = None  # hash of what a load function makes of some packs; None for a named load
+    more: tuple[tuple[npt.NDArray[np.integer[Any]], ...], ...] = field(default=(), repr=False, compare=False)
 
     def describe(self) -> dict[str, Any]:
         """Return the options as plain values, with a hash of the lengths."""
@@ -33,12 +34,17 @@ class PackPlan:
 
     def pack_samples(self) -> float:
         """Return about how many samples, or parts of them, a full pack has."""
-        total = pieces = 0
-        for values in self.costs:
-            used = values[values <= self.spec.capacity] if self.spec.overlong == "drop" else values
-            total += int(used.sum(dtype=np.int64))
-            pieces += int((-(-used // self.spec.capacity)).sum(dtype=np.int64))
-        return self.spec.capacity * pieces / max(1, total)
+        found = []
+        for kind, costs in zip(self.spec.kinds, (self.costs, *self.more), strict=True):
+            if kind.capacity is None:
+                continue
+            total = pieces = 0
+            for values, lengths in zip(costs, self.costs, strict=True):
+                kept: Any = values <= kind.capacity if self.spec.overlong == "drop" else slice(None)
+                total += int(values[kept].sum(dtype=np.int64))
+                pieces += int((-(-lengths[kept] // self.spec.capacity)).sum(dtype=np.int64))
+            found.append(kind.capacity * pieces / max(1, total))
+        return min(found)
 
 
 def piece_key(key: RestoreKey, piece: PackPiece) -> RestoreKey:

@@ -256,7 +256,7 @@ class ReaderDataset(SavableDataset[Any]):
     def _job_packs(self, packing: PackPlan, path: str) -> JobPacks:
         key = derive_key(self.worker_config.seed_offset, path, "packs")
         job = build_schedule(self.plan, num_streams=1, stream=0, key=key)
-        return JobPacks(job, packing.spec, packing.costs, self.worker_config.num_streams, key)
+        return JobPacks(job, packing.spec, packing.costs, self.worker_config.num_streams, key, packing.more)
 
     def read_cursor(
         self, state: State, context: Context, schedule: Schedule, cursors: CursorCodec

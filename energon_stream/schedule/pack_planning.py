@@ -211,11 +211,11 @@ def order_streams(sums: Int64Array, key: int) -> Int64Array:
     return digits.transpose(0, *range(len(factors), 0, -1)).reshape(steps, streams)
 
 
-def rankings(units: Int64Array, packs: Int64Array, key: int) -> Iterator[Int64Array]:
-    """Yield packs, the heaviest first: by all kinds of load together, then by each. Ties are drawn."""
+def rankings(units: Int64Array, packs: Int64Array, key: int, *, each: bool) -> Iterator[Int64Array]:
+    """Yield packs, the heaviest first: by all kinds of load together, and by each. Ties are drawn."""
     ties = uniform(derive_key(key, "ties"), packs)
     kinds = units[packs].T
-    for by in [kinds.sum(axis=0), *(kinds if len(kinds) > 1 else ())]:
+    for by in [kinds.sum(axis=0), *(kinds if each and len(kinds) > 1 else ())]:
         yield packs[np.lexsort((ties, -by))]
 
 
@@ -233,7 +233,7 @@ def deal_packs(loads: Float64Array, step: int, streams: int, key: int) -> list[l
     last, whole = np.sort(order[steps * step :]), np.sort(order[: steps * step])
     dealt = np.zeros((0, streams, step // streams), dtype=np.int64)
     least = (True, math.inf)
-    for ranked in rankings(units, whole, key) if steps else ():
+    for ranked in rankings(units, whole, key, each=step == streams) if steps else ():
         for rows in rows_of_steps(ranked, steps, streams, key):
             bins = swap_packs(units, match_rows(units, rows))
             sums = units[bins].sum(axis=2)

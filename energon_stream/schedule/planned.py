@@ -19,6 +19,7 @@ from energon_stream.schedule.neighbours import pack_neighbours
 from energon_stream.schedule.pack_planning import Load, deal_packs, pack_lengths, pack_loads
 from energon_stream.schedule.saved import damaged
 from energon_stream.schedule.schedule import Cursor, Refs, Schedule
+from energon_stream.schedule.several_costs import PackKind, fill_kinds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -58,14 +59,23 @@ class PackSpec:
     window: int  # global steps that are planned together
     load: Load  # work of a pack
     overlong: Overlong  # what becomes of a sample that is longer than the capacity
+    name: str = ""  # of the cost, if there are several
+    more: tuple[PackKind, ...] = ()  # further costs
+
+    @property
+    def kinds(self) -> tuple[PackKind, ...]:
+        """All costs, the length of samples first."""
+        return (PackKind(self.name, self.capacity, self.load), *self.more)
 
     def describe(self) -> dict[str, Any]:
         """Return the options as plain values."""
-        load = self.load if isinstance(self.load, str) else getattr(self.load, "__name__", "function")
         version = {} if PACKING == 1 else {"algorithm": PACKING}  # the first one has no number in states
+        several = {"kinds": [each.describe() for each in self.kinds]} if self.more else {}
+        names = [option.name for option in fields(self) if option.name not in ("name", "more")]
         return {
-            **{option.name: getattr(self, option.name) for option in fields(self)},
-            "load": load,
+            **{name: getattr(self, name) for name in names},
+            "load": self.kinds[0].describe()[2],
+            **several,
             **version,
         }
 
@@ -158,11 +168,12 @@ class JobPacks:
         costs: tuple[npt.NDArray[np.integer[Any]], ...],
         streams: int,
         key: int,
+        more: tuple[tuple[npt.NDArray[np.integer[Any]], ...], ...] = (),
     ) -> None:
         self.job: Schedule = job
         self.spec: PackSpec = spec
         self.streams: int = streams
-        self._costs, self._key = costs, key
+        self._costs, self._more, self._key = costs, more, key
         self._windows: OrderedDict[tuple[int, Cursor], PlannedWindow] = OrderedDict()
         self._kept = 0
 
@@ -189,13 +200,16 @@ class JobPacks:
             number, at = number + 1, window.after
 
     def lengths(self, refs: Refs) -> Int64Array:
-        """Look up the lengths of some references; 0 where a sample is left out."""
-        lengths = np.zeros(len(refs), dtype=np.int64)
+        """Look up the costs of some references, a column each; 0 in the first where a sample is left out."""
+        lengths = np.zeros((len(refs), 1 + len(self._more)), dtype=np.int64)
         for leaf in range(len(self._costs)):
             mine = refs.leaf == leaf
-            lengths[mine] = self._costs[leaf][refs.index[mine]]
+            for number, costs in enumerate((self._costs, *self._more)):
+                lengths[mine, number] = costs[leaf][refs.index[mine]]
         if self.spec.overlong == "drop":
-            lengths[lengths > self.spec.capacity] = 0
+            for number, kind in enumerate(self.spec.kinds):
+                if kind.capacity is not None:
+                    lengths[lengths[:, number] > kind.capacity, 0] = 0
         return lengths
 
     def _plan(self, epoch: int, number: int, start: Cursor) -> PlannedWindow:
@@ -207,19 +221,22 @@ class JobPacks:
             refs, after = self.job.take(after, _TAKEN)
             taken.append(refs)
             lengths.append(self.lengths(refs))
-            total += int(lengths[-1].sum())
+            total += int(lengths[-1][:, 0].sum())
             is_last = len(refs) < _TAKEN or self.job.remaining(after) == 0
         refs, every = Refs.concatenate(taken), np.concatenate(lengths)
         key = derive_key(self._key, "window", epoch, number)
-        if (found := self._of_neighbours(refs, every, packs, key)) is not None:
+        found = None if self.spec.more else self._of_neighbours(refs, every[:, 0], packs, key)
+        if found is not None:
             return PlannedWindow(self.job.advance(start, found[0]), *found)
         count, pieces, pack = self._fill(every, packs, is_last)
         is_last = is_last and count == len(refs)
         if len(pack) and not is_last:
             pieces, pack = _spread(pieces, pack, packs, self.spec.overlong == "split")
         after = self.job.advance(start, count)
-        loads = pack_loads(pieces.stop - pieces.start, pack, int(pack.max(initial=-1)) + 1, self.spec.load)
-        dealt = deal_packs(loads[:, None], self.spec.step, self.streams, key)
+        columns = zip((pieces.stop - pieces.start, *every[pieces.ref].T[1:]), self.spec.kinds, strict=True)
+        made = int(pack.max(initial=-1)) + 1
+        loads = np.stack([pack_loads(each, pack, made, kind.load) for each, kind in columns], axis=1)
+        dealt = deal_packs(loads, self.spec.step, self.streams, key)
         return PlannedWindow(after, count, self._streams(refs, pieces, pack, dealt))
 
     def _of_neighbours(
@@ -242,9 +259,14 @@ class JobPacks:
                 return (count, self._streams(refs, pieces, *made)) if made[1] else None
         return None
 
-    def _fill(self, lengths: Int64Array, packs: int, is_last: bool) -> tuple[int, _PieceColumns, Int64Array]:
+    def _fill(self, costs: Int64Array, packs: int, is_last: bool) -> tuple[int, _PieceColumns, Int64Array]:
         """Return how many references a window has, their pieces, and the pack of each piece."""
-        capacity = self.spec.capacity
+        if self.spec.more:
+            count, own, filled = fill_kinds(
+                costs, [kind.capacity for kind in self.spec.kinds], packs, is_last
+            )
+            return count, _PieceColumns(own, np.zeros_like(own), costs[own, 0]), filled
+        capacity, lengths = self.spec.capacity, costs[:, 0]
         sums = np.cumsum(lengths)
         counts = [int(np.searchsorted(sums, share * packs * capacity, side="right")) for share in _FILLS]
         if is_last and sums[-1] <= packs * capacity:
