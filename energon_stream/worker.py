@@ -163,7 +163,10 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         for name, value in self.config().items():
             least = -math.inf if name == "seed_offset" else 0
-            check_whole(name, value, least, "pass a number from 0 on, such as int(os.environ['RANK'])")
+            hint = "pass a number from 0 on, such as int(os.environ['RANK'])"
+            check_whole(name, value, least, hint)
+            if value is None:
+                raise ConfigError(f"{name} is None", hint=hint)
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"rank {self.rank} does not fit world_size {self.world_size}",

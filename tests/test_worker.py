@@ -153,3 +153,10 @@ def test_without_a_path_lines_are_log_messages(caplog, capsys):
 def test_a_path_that_names_no_file_is_refused(path):
     with pytest.raises(ConfigError, match="worker_debug_path"):
         WorkerConfig(0, 1, 0, worker_debug_path=path)
+
+
+@pytest.mark.parametrize("name", ["rank", "world_size", "num_workers", "num_streams", "seed_offset"])
+def test_a_number_that_is_none_is_named(name):
+    numbers = {"rank": 0, "world_size": 1, "num_workers": 0, name: None}
+    with pytest.raises(ConfigError, match=f"{name} is None"):
+        WorkerConfig(**numbers)

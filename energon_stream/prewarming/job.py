@@ -281,6 +281,11 @@ def open_reader_dataset(
     config = replace(config, num_workers=0, num_streams=config.num_streams)
     if training.get("packing") is not None:
         training = {"task_encoder": _Unpacked(), **training}
+    training = dict(training)
+    if (given := training.pop("cache", False)) not in (None, False):
+        raise ConfigError(
+            f"a plan of reads follows no cache, and cache is {given!r:.80}", hint="leave out cache="
+        )
     dataset = get_train_dataset(path, worker_config=config, cache=cache, **training)
     found = [reader for _, reader in find_readers(dataset)]
     if len(found) != 1:

@@ -237,7 +237,7 @@ class Matching:
                     yield f"{name} has shards of the same names and counts, and other samples in them"
                 else:
                     was = f"{then.shards} shards with {then.samples} samples"
-                    yield f"{name} has other shards, samples or options than the dataset of {was} there"
+                    yield f"{name} has other shards, samples or options, or another view, than the dataset of {was} there"
             elif at not in earlier:
                 yield f"{name} is new"
             elif self.shards[earlier[at]] != shards:

@@ -213,7 +213,7 @@ def test_a_view_with_other_samples_is_refused_or_begins_anew(texts, tmp_path, on
 
 def assert_refused_or_anew(loader, state, on_change):
     if on_change == "error":
-        with pytest.raises(StateMismatchError, match="has other shards, samples or options"):
+        with pytest.raises(StateMismatchError, match="has other shards, samples or options, or another view"):
             loader.restore_state_rank(state)
         return
     loader.restore_state_rank(state, on_change=on_change)

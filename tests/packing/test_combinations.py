@@ -1,10 +1,10 @@
-"""Planned packing together with what else chooses samples: views."""
+"""Planned packing together with what else chooses samples and batches."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
-from packed import SAMPLES, opened, taken, tokens, write
+from packed import SAMPLES, Packs, opened, taken, tokens, write
 
 from energon_stream import compute_costs, get_savable_loader
 from energon_stream.errors import StateMismatchError
@@ -56,6 +56,22 @@ def test_weights_of_a_view_hold_in_packs(folder):
     found = counted(opened(folder, repeat=False, view={"weight_by": "weight"}))
     assert found.total() == SAMPLES
     assert all(abs(found[n] - WEIGHT[n] / WEIGHT.mean()) < 1 for n in range(SAMPLES))
+
+
+def test_packs_in_groups_resume(folder):
+    class Groups(Packs):
+        def batch_group_criterion(self, pack):
+            return len(pack) % 2, None
+
+    expected = [batch for batch, _ in zip(opened(folder, encoder=Groups), range(30), strict=False)]
+    loader = get_savable_loader(opened(folder, encoder=Groups))
+    batches = iter(loader)
+    for _ in range(9):
+        next(batches)
+    again = get_savable_loader(opened(folder, encoder=Groups))
+    again.restore_state_rank(loader.save_state_rank())
+    resumed = iter(again)
+    assert [next(resumed) for _ in range(21)] == expected[9:]
 
 
 def test_a_view_with_packs_resumes_on_any_ranks_and_no_other_view_does(folder):

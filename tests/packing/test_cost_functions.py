@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from energon_stream import compute_costs, read_costs
+from energon_stream.errors import CostsError
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 
@@ -118,3 +119,27 @@ def test_costs_of_a_function_that_cannot_be_told_are_computed_again(folder):
     function = lambda sample: len(sample["txt"]) if lock else 0  # noqa: E731
     for _ in range(2):
         assert compute_costs(folder, "lengths", function).computed > 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1, None, [1, 2], ZeroDivisionError("no words")])
+def test_what_a_function_returns_or_raises_is_named_with_shard_and_key(tmp_path, bad):
+    """The key is that of the sample's members by tarfile, in the shard that has it."""
+
+    def cost(sample):
+        if sample["__key__"] != key:
+            return 1
+        if isinstance(bad, Exception):
+            raise bad
+        return bad
+
+    write_shards(tmp_path / "odd", shards=3, samples_per_shard=4, parts=lambda index: {"txt": b"x"})
+    prepare_dataset(str(tmp_path / "odd"), dataset_yaml=CRUDE_YAML, split_ratio=(1, 0, 0))
+    shard = sorted((tmp_path / "odd").glob("*.tar"))[1]
+    with tarfile.open(shard) as members:
+        key = members.getnames()[-1].partition(".")[0]
+    with pytest.raises(CostsError, match=r"the cost of a sample (is|cannot be computed)") as raised:
+        compute_costs(str(tmp_path / "odd"), "tokens", cost)
+    assert f"{shard.name}, {key}" in str(raised.value)
+    assert (raised.value.__cause__ is bad) == isinstance(bad, Exception)
+    bad = 2  # the function corrected
+    assert compute_costs(str(tmp_path / "odd"), "tokens", cost).total == 13

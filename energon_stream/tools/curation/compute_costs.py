@@ -26,7 +26,7 @@ from energon_stream.tables.expressions import parse_formula
 from energon_stream.tables.reading import read_column, read_file_column
 from energon_stream.tools.curation.function_identity import function_identity
 from energon_stream.tools.curation.map_shards import Shard
-from energon_stream.urls import absolute_path
+from energon_stream.urls import absolute_path, shown_url
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Float64Array
@@ -232,7 +232,24 @@ def _library() -> str:
 def _of_shard(spec: StoreSpec, function: CostFunction, entry: ListEntry) -> Any:
     """Return the costs of the samples of a shard."""
     shard = Shard(spec.open(), entry)
-    return np.array([float(function(sample)) for sample in shard.samples()], dtype=np.float64)
+    return np.array(
+        [_of_sample(spec, shard, function, sample) for sample in shard.samples()], dtype=np.float64
+    )
+
+
+def _of_sample(spec: StoreSpec, shard: Shard, function: CostFunction, sample: dict[str, Any]) -> float:
+    cause: Exception | None = None
+    try:
+        if 0 <= (cost := float(function(sample))) < np.inf:
+            return cost
+        what = f"the cost of a sample is {cost}"
+    except Exception as error:
+        what, cause = f"the cost of a sample cannot be computed: {error!r:.200}", error
+    raise CostsError(
+        what,
+        where=f"{shown_url(spec.url)}, {shard.path}, {sample['__key__']}",
+        hint="let the function return a finite number from 0 on, for this sample, too",
+    ) from cause
 
 
 def _media_values(store: Store, counts: Mapping[str, int], formula: Expression) -> Float64Array:

@@ -200,6 +200,12 @@ def test_arguments_that_cannot_work(lake):
         predicted(lake / "absent")
 
 
+def test_a_cache_is_not_followed(lake):
+    assert predicted(lake / "whole", options={"cache": False}) == predicted(lake / "whole")
+    with pytest.raises(ConfigError, match="follows no cache"):
+        predicted(lake / "whole", options={"cache": True})
+
+
 def test_the_command(lake):
     arguments = ["simulate", str(lake / "whole"), *ARGUMENTS, "--num-workers", "0", "--rate", "50"]
     shown = CliRunner().invoke(main, arguments)
