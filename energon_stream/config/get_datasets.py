@@ -14,6 +14,7 @@ from energon_stream.config.dataset_options import (
 )
 from energon_stream.config.mixture import open_mixture
 from energon_stream.config.planned_packs import PlannedPacking, pack_mixture
+from energon_stream.config.weight_unit import weigh_by
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import Ends, SavableDataset, with_ends
 from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
@@ -55,6 +56,7 @@ class _TrainOptions(_Options, total=False):
     parallel_shard_iters: int | None
     repeat: bool
     draws: Draws | None
+    weight_unit: str | None
 
 
 @overload
@@ -98,6 +100,7 @@ def get_train_dataset(
     repeat: bool = True,
     ends: Ends = "uneven",
     draws: Draws | None = None,
+    weight_unit: str | None = None,
     **options: Unpack[SharedOptions],
 ) -> SavableDataset[Any]:
     """Open a dataset for training: shuffled, and endless unless ``repeat=False``.
@@ -130,6 +133,9 @@ def get_train_dataset(
         draws: How a blend by weights chooses the dataset of each sample. ``"random"``: by independent draws.
             ``"even"``: after each round of batches of all streams, the samples of each dataset are within
             one of its share of all so far. None: as ``draws:`` of the metadataset says, or ``"random"``.
+        weight_unit: What the weights of a blend are shares of: ``"samples"``, or the name of costs that
+            ``energon-stream cost`` computed, such as ``"tokens"``. Draws follow them evenly then. None: as
+            ``blend_weight_unit:`` of the metadataset says, or samples.
         **options: The options of all functions that open datasets, such as ``cache``; see ``SharedOptions``.
 
     Returns:
@@ -151,7 +157,7 @@ def get_train_dataset(
     shared: DatasetOptions = {**options, "worker_config": worker_config, "task_encoder": task_encoder}
     sizes, multiplier = (batch_size, packing_buffer_size), shuffle_over_epochs_multiplier
     request = DatasetRequest.of(path, split_part, shared, *sizes, multiplier=multiplier)
-    mixture = open_mixture(request, shuffling)
+    mixture = weigh_by(weight_unit, open_mixture(request, shuffling), request)
     if packing is not None:
         mixture = pack_mixture(packing, mixture, request, options.get("read_options"))
     blends_itself = _takes_each_dataset(request, "build_train_datasets")

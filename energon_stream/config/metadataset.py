@@ -70,7 +70,7 @@ _V2 = {**_V1, "aux": MAPPING, "parts": ANY, "cache": _CACHE}
 _NONMATCH = one_of(get_args(NonMatch), "error", optional=False)
 _KINDS: Mapping[str, Mapping[str, Key]] = {
     "path": {**_V2, "subset": ANY, **dict.fromkeys(("sample_type", "field_map", *VIEW_KEYS), ANY)},
-    "blend": {"blend": ANY, "subset": ANY, "draws": one_of(get_args(Draws))},
+    "blend": {"blend": ANY, "subset": ANY, "draws": one_of(get_args(Draws)), "blend_weight_unit": TEXT},
     "blend_epochized": {"blend_epochized": ANY, "subset": ANY},
     "join": {"join": ANY, "joiner": ANY, "nonmatch": _NONMATCH, **_OUTER, "subset": ANY},
 }
@@ -186,7 +186,7 @@ class _Parser:
             inherit(self.reference(entry, place, split, kinds, by), {}, subset, 1) for place, entry in entries
         )
         shares = tuple(_share(entry.get(by, 1.0), by, place) for place, entry in entries)
-        return BlendRef(children, shares, by, at, given.get("draws"))
+        return BlendRef(children, shares, by, at, given.get("draws"), given.get("blend_weight_unit"))
 
     def leaf(
         self, given: Mapping[str, Any], at: str, split: str, present: Collection[str]

@@ -83,6 +83,7 @@ class Mixture:
     limits: ReadOptions  # of the look-ahead
     per_batch: int = 1  # samples of a batch, by which steps of weights are counted
     packing: PackPlan | None = None  # planned packing of all datasets together
+    unit: tuple[str, str] | None = None  # name and hash of the costs of which weights are shares
 
     @property
     def blend_mode(self) -> DatasetBlendMode:
@@ -108,13 +109,19 @@ class Mixture:
                 "repeat=False, but a blend by weights has no last sample",
                 hint="use blend_epochized, or repeat=True with virtual_epoch_length",
             )
+        if draws == "random" and self.unit is not None:
+            raise ConfigError(
+                f'draws="random", but weights are shares of {self.unit[0]}, which draws follow',
+                hint='leave draws out, or pass weight_unit="samples"',
+            )
         plan = self._train_plan(repeat)
         if isinstance(plan, BlendPlan):
-            plan = replace(plan, per_batch=self.per_batch, even=(draws or self.items[0].draws) == "even")
+            even = self.unit is not None or (draws or self.items[0].draws) == "even"
+            plan = replace(plan, per_batch=self.per_batch, even=even, unit=self.unit)
         if self.packing is not None and isinstance(plan, BlendPlan) and (plan.changes or plan.even):
             raise ConfigError(
                 "planned packing mixes with one weight for each dataset, and without even draws",
-                hint="leave out packing=, or give no steps in weight: and leave out draws",
+                hint="leave out packing=, or give no steps in weight: and leave out draws and weight_unit",
             )
         dataset = self._dataset(plan)
         dataset.require_samples_in_every_stream()
@@ -147,9 +154,10 @@ class Mixture:
 
         Raises ConfigError if weights change or are 0, or draws are even, which is impossible then.
         """
-        if any(item.later or item.weight == 0 or item.draws == "even" for item in self.items):
+        if any(item.later or item.weight == 0 or item.draws == "even" or self.unit for item in self.items):
             raise ConfigError(
-                "weights that change or are 0, and even draws, need one order of all datasets, and here each is read on its own",
+                "weights that change, are 0, or are shares of a cost, and even draws, need one order of all "
+                "datasets, and here each is read on its own",
                 hint="use a task encoder that overrides neither build_train_datasets nor "
                 "build_cook_crude_sample, with get_train_dataset",
             )

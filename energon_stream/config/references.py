@@ -123,6 +123,7 @@ class BlendRef:
     by: Literal["weight", "repetitions"]
     where: str
     draws: Draws | None = None
+    unit: str | None = None  # of the weights: samples, or the name of costs
 
     def share_at(self, number: int, batch: int) -> float:
         """Return the child's share of the weights that hold at a batch; 0 if all are 0."""
@@ -148,6 +149,7 @@ class MixtureItem:
     repetitions: float | None  # passes over the dataset in one epoch; None in mixtures by weights
     later: tuple[tuple[int, float], ...] = ()  # weights from later batches on, which all items share
     draws: Draws = "random"  # of all items
+    unit: str = "samples"  # of the weights of all items
 
 
 def references(node: Reference) -> Iterator[LeafRef | JoinRef | MetadatasetRef]:
@@ -226,6 +228,7 @@ def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]
     """
     modes: dict[str, str] = {}
     draws: dict[Draws, str] = {}
+    units: dict[str, str] = {}
 
     def walk(node: Reference, share: float, chain: _Chain) -> Iterator[tuple[AnyLeafRef, float, _Chain]]:
         if isinstance(node, MetadatasetRef):
@@ -234,6 +237,8 @@ def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]
             modes.setdefault(node.by, node.where)
             if node.draws is not None:
                 draws.setdefault(node.draws, node.where)
+            if node.unit is not None:
+                units.setdefault(node.unit, node.where)
             parts = [schedule[0][1] for schedule in node.shares]
             total = (sum(parts) if node.by == "weight" else 1.0) or 1.0
             for number, (child, part) in enumerate(zip(node.children, parts, strict=True)):
@@ -261,12 +266,19 @@ def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]
             where=draws["random"],
             hint="all blends of a mixture are drawn together: let them say the same",
         )
+    if len(units) > 1:
+        one, other = list(units)[:2]
+        raise MetadataError(
+            f"'blend_weight_unit' is {one!r} here, and {other!r} at {units[other]}",
+            where=units[one],
+            hint="all blends of a mixture are drawn together: let them say the same",
+        )
     later = _later_weights([chain for _, _, chain in found])
     if all(not share for _, share, _ in found):
         raise _all_zero(0, found[0][2])
     how: Draws = next(iter(draws), "random")
     return [
-        MixtureItem(ref, share, None, weights, how)
+        MixtureItem(ref, share, None, weights, how, next(iter(units), "samples"))
         for (ref, share, _), weights in zip(found, later, strict=True)
     ]
 

@@ -18,7 +18,7 @@ from energon_stream.pipeline.failure_notes import sources_in
 from energon_stream.pipeline.filters import PassThrough
 from energon_stream.pipeline.node import Context
 from energon_stream.pipeline.reader_dataset import ReaderDataset
-from energon_stream.schedule import Cursor, CursorCodec, Refs, Schedule
+from energon_stream.schedule import BlendPlan, Cursor, CursorCodec, Refs, Schedule
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
@@ -50,6 +50,8 @@ def is_in_order(dataset: SavableDataset[Any]) -> bool:
     """Return True if batches follow the plan, except for skipped samples."""
     *above, reader = operators(dataset)
     is_plan = isinstance(reader, ReaderDataset) and reader.packing is None
+    if isinstance(reader, ReaderDataset) and isinstance(reader.plan, BlendPlan):
+        is_plan = is_plan and reader.plan.unit is None  # a record has no costs
     return is_plan and all(isinstance(each, _IN_ORDER) for each in above)
 
 

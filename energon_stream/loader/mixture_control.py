@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, StateError, StepPassedError, WeightsError
@@ -49,7 +49,7 @@ class SourceCount:
             include skipped samples and samples that operators hold.
         bytes: The same in bytes, by the mean size of its samples, which indices of some shards tell; None for
             joins and JSONL.
-        share: Its share of the samples of all sources.
+        share: Its share of the samples of all sources; of their costs, where weights are shares of these.
         costs: The same as ``bytes`` in each of the source's costs, by name: samples times the mean cost of
             its samples. Empty without costs.
 
@@ -128,8 +128,16 @@ def mixture_of(dataset: SavableDataset[Any], position: LoaderPosition) -> Mixtur
             weights = plan.with_changes(position.changes).weights_at(batch)
         found += [(reader, leaf, weights[leaf], samples[leaf]) for leaf in range(len(reader.leaves))]
     total = sum(count for *_, count in found) or 1
+    units = {
+        reader.plan.unit[0]
+        for _, reader in readers
+        if isinstance(reader.plan, BlendPlan) and reader.plan.unit
+    }
     names = _names([shown_url(reader.leaves[leaf].index.spec.url) for reader, leaf, *_ in found])
-    sources = (_source(name, *each, total) for name, each in zip(names, found, strict=True))
+    sources = [_source(name, *each, total) for name, each in zip(names, found, strict=True)]
+    for unit in units:
+        whole = sum(source.costs[unit] for source in sources) or 1.0
+        sources = [replace(source, share=source.costs[unit] / whole) for source in sources]
     return MixtureReport(step, tuple(sources))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from energon_stream.arrays import distinct
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.rng import derive_key, uniform
+from energon_stream.schedule.cost_draws import CostDraws
 from energon_stream.schedule.schedule import BlendCursor, ConcatCursor, Cursor, Refs, RepeatCursor, Schedule
 from energon_stream.schedule.weights import EvenDraws, WeightChange, check_weights
 
@@ -190,7 +191,7 @@ class BlendSchedule:
     weights: tuple[float, ...]
     key: int
     changes: tuple[WeightChange, ...] = ()  # other weights, by the number of the first reference
-    even: EvenDraws | None = field(default=None, compare=False)
+    even: EvenDraws | CostDraws | None = field(default=None, compare=False)
     _finite: tuple[int, ...] = field(init=False, repr=False)
     _capacity: Float64Array = field(init=False, repr=False, compare=False)
 
@@ -254,6 +255,8 @@ class BlendSchedule:
         """Return the child that supplies each of the next references, and where even draws stand after."""
         epoch, step, inner, even, _ = cursor
         if self.even is not None and (self._capacity > 0).any():
+            if isinstance(self.even, CostDraws):
+                return self.even.take(step, even, count, self.children, inner)
             return self.even.take(step, even, count)
         key = derive_key(self.key, "blend", epoch)
         left = self._capacity.copy()

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from energon_stream.rng import derive_key
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
+from energon_stream.schedule.cost_draws import CostDraws, mean_parts
 from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
 from energon_stream.schedule.slices import SliceTable
 from energon_stream.schedule.weights import EvenDraws, WeightChange, changes_in_stream
@@ -34,6 +35,8 @@ class LeafPlan:
     stop: int | None = None  # one past the last sample of the subset; None for all
     # Samples of a view; None for all. With one, the other numbers count its samples alone.
     selection: Selection | None = field(default=None, repr=False, compare=False)
+    # Costs of all samples of the split part, where weights are shares of a cost.
+    costs: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
 
     @property
     def num_samples(self) -> int:
@@ -58,6 +61,9 @@ class BlendPlan:
     changes: tuple[WeightChange, ...] = ()  # other weights, by batch of the job, ascending
     per_batch: int = 1  # references of a batch
     even: bool = False  # whether draws follow the weights to the sample; see :class:`EvenDraws`
+    unit: tuple[str, str] | None = (
+        None  # name and hash of the costs of which weights are shares; None for samples
+    )
 
     @property
     def is_live(self) -> bool:
@@ -193,7 +199,7 @@ def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Sc
     return build(plan, "")
 
 
-def _even_draws(plan: BlendPlan, num_streams: int, stream: int) -> EvenDraws:
+def _even_draws(plan: BlendPlan, num_streams: int, stream: int) -> EvenDraws | CostDraws:
     """Return the draws that a stream has together with all streams that have samples of the same sources."""
     streams: Sequence[int] = range(num_streams)
     weights = [WeightChange(0, plan.weights), *plan.changes]
@@ -206,7 +212,18 @@ def _even_draws(plan: BlendPlan, num_streams: int, stream: int) -> EvenDraws:
             change._replace(weights=tuple(np.where(mine[:, stream], change.weights, 0.0).tolist()))
             for change in weights
         ]
-    return EvenDraws(weights, streams, stream, num_streams, plan.per_batch)
+    if plan.unit is None:
+        return EvenDraws(weights, streams, stream, num_streams, plan.per_batch)
+    costs = [np.ones(1) if leaf.costs is None else leaf.costs for leaf in leaves(plan)]
+    means = mean_parts(costs)
+    by_mean = [
+        change._replace(
+            weights=tuple(weight / mean for weight, mean in zip(change.weights, means, strict=True))
+        )
+        for change in weights
+    ]
+    even = EvenDraws(by_mean, streams, stream, num_streams, plan.per_batch)
+    return CostDraws(even, weights, means, costs, (num_streams, stream, plan.per_batch))
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
@@ -225,5 +242,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         return {"concat": children}
     weights: list[Any] = list(plan.weights)
     changes = [[change.begin, *change.weights] for change in plan.changes]
-    draws = {"draws": "even"} if plan.even else {}
+    draws: dict[str, Any] = {"draws": "even"} if plan.even else {}
+    if plan.unit is not None:
+        draws["unit"] = list(plan.unit)
     return {"blend": children, "weights": weights + changes, **draws}

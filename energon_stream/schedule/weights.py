@@ -21,7 +21,7 @@ from energon_stream.errors import ConfigError
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
 
-_WHOLE = 1 << 48  # parts of a draw: shares are rounded to these, so a billion draws are right to 1e-5 of one
+WHOLE = 1 << 48  # parts of a draw: shares are rounded to these, so a billion draws are right to 1e-5 of one
 _ANEW = 1024  # rounds that are drawn again where draws are counted anew
 _KNOWN = 512  # rounds that are kept: what is taken ahead is counted again when it is consumed
 
@@ -98,7 +98,7 @@ class EvenDraws:
         self.streams = streams
         self._num_streams, self._per_batch = num_streams, per_batch
         self._begins = [change.begin for change in weights]
-        self._shares = [_shares_of(change.weights) for change in weights]
+        self._shares = [shares_of(change.weights) for change in weights]
         self._own = streams.index(stream)
         self._ways: list[tuple[int, int, int]] = []
         begin, end = 0, len(streams)
@@ -120,7 +120,7 @@ class EvenDraws:
     def is_state(self, state: EvenState) -> bool:
         """Return True if draws may stand there."""
         fits = [*map(len, state)] == [*map(len, self._start)] and not any(map(sum, state))
-        return fits and all(abs(each) < 64 * _WHOLE for column in state for each in column)
+        return fits and all(abs(each) < 64 * WHOLE for column in state for each in column)
 
     def take(self, step: int, state: EvenState, count: int) -> tuple[Int64Array, EvenState]:
         """Return the sources of the next references, and the state before the batch that comes then."""
@@ -177,13 +177,13 @@ class EvenDraws:
             at += 1
 
 
-def _shares_of(weights: Sequence[float]) -> list[tuple[int, int]]:
-    """Return the sources with a weight, and the share of each in parts of ``_WHOLE``."""
+def shares_of(weights: Sequence[float]) -> list[tuple[int, int]]:
+    """Return the sources with a weight, and the share of each in parts of ``WHOLE``."""
     ratios = {source: Fraction(weight) for source, weight in enumerate(weights) if weight}
     total = sum(ratios.values())
-    shares = {source: max(1, int(ratio * _WHOLE / total)) for source, ratio in ratios.items()}
+    shares = {source: max(1, int(ratio * WHOLE / total)) for source, ratio in ratios.items()}
     if shares:
-        shares[max(shares, key=shares.__getitem__)] += _WHOLE - sum(shares.values())
+        shares[max(shares, key=shares.__getitem__)] += WHOLE - sum(shares.values())
     return list(shares.items())
 
 
@@ -191,19 +191,19 @@ def _draw(behind: list[int], shares: Sequence[tuple[int, int]], count: int) -> l
     """Return how many of some draws each source has, and update what each is behind."""
     drawn, left, waiting = {}, count, []
     for source, share in shares:
-        whole, rest = divmod(behind[source] + count * share, _WHOLE)
+        whole, rest = divmod(behind[source] + count * share, WHOLE)
         if whole < 0:
-            whole, rest = 0, rest + whole * _WHOLE
+            whole, rest = 0, rest + whole * WHOLE
         drawn[source], behind[source], left = whole, rest, left - whole
         # Of those whose share has begun a sample, the one comes first that ends it first.
-        waiting.append((rest <= 0, (rest - _WHOLE) // -share, source))
+        waiting.append((rest <= 0, (rest - WHOLE) // -share, source))
     more = 1 if left > 0 else -1
     waiting.sort(reverse=left < 0)
     while left:  # mostly once
         for _, _, source in waiting:
             if left and drawn[source] + more >= 0:
                 drawn[source] += more
-                behind[source] -= more * _WHOLE
+                behind[source] -= more * WHOLE
                 left -= more
     return [each for each in drawn.items() if each[1]]
 

@@ -1,0 +1,115 @@
+"""Draws by which sources have their shares of a cost, such as of tokens, and not of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from energon_stream.schedule.weights import (
+    WHOLE,
+    EvenDraws,
+    EvenState,
+    WeightChange,
+    first_reference,
+    shares_of,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from energon_stream.arrays import Int64Array
+    from energon_stream.schedule.schedule import Cursor, Schedule
+
+_PARTS = 1 << 10  # of a unit of cost, to which means are rounded
+_WORD = 40  # bits of a number of the state in each of its three columns
+_AHEAD = 64  # samples of a source whose costs are looked up together
+
+
+def mean_parts(costs: Sequence[npt.NDArray[Any]]) -> list[int]:
+    """Return mean costs in parts, which only decide how streams take turns."""
+    return [max(1, round(float(each.mean()) * _PARTS)) if len(each) else 1 for each in costs]
+
+
+class CostDraws:
+    """Draws of one stream that follow weights by the cost of the samples themselves.
+
+    Even draws by mean costs say whose turn it is, so that streams do not draw alike. Each draw takes the
+    source that is furthest behind its share of the cost, counted from there; where all samples of a source
+    cost the same, that is the one whose turn it is. The state is that of the even draws, and for each
+    source what it is behind. All numbers are integers.
+    """
+
+    def __init__(
+        self,
+        even: EvenDraws,
+        weights: Sequence[WeightChange],
+        means: Sequence[int],
+        costs: Sequence[npt.NDArray[Any]],
+        place: tuple[int, int, int],
+    ) -> None:
+        self._even, self._means, self._costs = even, means, costs
+        self._changes = [
+            (first_reference(change.begin, *place), shares_of(change.weights)) for change in weights
+        ]
+
+    @property
+    def streams(self) -> Sequence[int]:
+        return self._even.streams
+
+    def fresh(self, step: int) -> EvenState:
+        """Return the state at a reference, counted anew."""
+        state = self._even.fresh(step)
+        return *state, *[(0,) * len(state[0])] * 3
+
+    def is_state(self, state: EvenState) -> bool:
+        """Return True if draws may stand there."""
+        fits = {len(column) for column in state[-3:]} == {len(self._means)}
+        return fits and self._even.is_state(state[:-3]) and not sum(_joined(state[-3:]))
+
+    def take(
+        self, step: int, state: EvenState, count: int, children: Sequence[Schedule], cursors: Sequence[Cursor]
+    ) -> tuple[Int64Array, EvenState]:
+        """Return the sources of the next references, and the state after them."""
+        turns, even = self._even.take(step, state[:-3], count)
+        behind = _joined(state[-3:])
+        present = {source for _, shares in self._changes for source, _ in shares}
+        ahead = [self._costs_of(*each) for each in zip(children, cursors, self._costs, strict=True)]
+        due = [next(each) * _PARTS if source in present else 0 for source, each in enumerate(ahead)]
+        chosen = np.empty(count, dtype=np.int64)
+        later = [change for change in self._changes if change[0] > step]
+        shares = [change for change in self._changes if change[0] <= step][-1][1]
+        for place, turn in enumerate(turns.tolist()):
+            while later and later[0][0] <= step + place:
+                shares = later.pop(0)[1]
+            behind[turn] += self._means[turn] * WHOLE
+            missing = -self._means[turn]
+            # The one whose share comes first to the middle of its next sample.
+            _, source = min(
+                ((due[source] * WHOLE - 2 * (behind[source] + share * missing)) // share, source)
+                for source, share in shares
+            )
+            cost, due[source] = due[source], next(ahead[source]) * _PARTS
+            missing += cost
+            for each, share in shares:
+                behind[each] += share * missing
+            behind[source] -= cost * WHOLE
+            chosen[place] = source
+        mask = (1 << _WORD) - 1
+        columns = [
+            tuple(each >> 2 * _WORD for each in behind),
+            tuple(each >> _WORD & mask for each in behind),
+            tuple(each & mask for each in behind),
+        ]
+        return chosen, (*even, *columns)
+
+    def _costs_of(self, child: Schedule, cursor: Cursor, costs: npt.NDArray[Any]) -> Iterator[int]:
+        """Yield the costs of the samples of a source, from a cursor on."""
+        while True:
+            refs, cursor = child.take(cursor, _AHEAD)
+            yield from costs[refs.index].tolist()
+
+
+def _joined(columns: EvenState) -> list[int]:
+    return [(high << 2 * _WORD) + (middle << _WORD) + low for high, middle, low in zip(*columns, strict=True)]
