@@ -43,8 +43,8 @@ def pack_kinds(
 
     Example:
         >>> costs = np.array([[6, 0], [5, 4], [4, 4], [3, 0]])
-        >>> pack_kinds(costs, (9, None), 2, fullest=False).tolist()
-        [0, 1, 0, 1]
+        >>> pack_kinds(costs, (10, None), 2, fullest=False).tolist()
+        [1, 0, 1, 0]
     """
     blocks = next(count for count in range(max(1, packs // _BLOCK), 0, -1) if packs % count == 0)
     rounds = -(-len(costs) // blocks)
