@@ -144,12 +144,14 @@ from .task import (
     Cooker as Cooker,
     DatasetBlendMode as DatasetBlendMode,
     DefaultTaskEncoder as DefaultTaskEncoder,
+    PackingGroupConfig as PackingGroupConfig,
     TaskEncoder as TaskEncoder,
     basic_sample_keys as basic_sample_keys,
     cooker as cooker,
     stateless as stateless,
 )
 from .task.packers import (
+    LengthPacker as LengthPacker,
     best_fit_decreasing as best_fit_decreasing,
     first_fit as first_fit,
     histogram_pack as histogram_pack,

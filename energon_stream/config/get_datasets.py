@@ -164,7 +164,8 @@ def get_train_dataset(
     if blends_itself and draws not in (None, "random"):
         raise ConfigError(
             f"draws={draws!r}, but the task encoder gets each dataset on its own",
-            hint="leave draws out, or override neither build_train_datasets nor build_cook_crude_sample",
+            hint="leave draws out, or override none of build_train_datasets, build_packing_groups and "
+            "build_cook_crude_sample",
         )
     dataset: SavableDataset[Any] = call_with_accepted(
         request.encoder.build_train_datasets,
@@ -278,7 +279,8 @@ def get_val_datasets(
 
 def _takes_each_dataset(request: DatasetRequest, hook: str) -> bool:
     """Return whether the encoder gets the datasets of a mixture one by one."""
-    return any(request.encoder._hook_overridden(name) for name in (hook, "build_cook_crude_sample"))
+    hooks = (hook, "build_cook_crude_sample", "build_packing_groups")
+    return any(request.encoder._hook_overridden(name) for name in hooks)
 
 
 def _batched(

@@ -154,7 +154,7 @@ def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetReques
             "packing and packing_buffer_size exclude each other", hint="leave out packing_buffer_size"
         )
     hooks = ("build_train_datasets", "build_batch", "build_cook_crude_sample", "select_samples_to_pack")
-    for hook in (*hooks, "select_next_pack"):
+    for hook in (*hooks, "select_next_pack", "build_packing_groups"):
         if request.encoder._hook_overridden(hook):
             raise ConfigError(
                 f"{type(request.encoder).__name__} overrides {hook}, which planned packing cannot honour",

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.pack_members import PackedSamplesOutput
     from energon_stream.samples import CrudeSample
     from energon_stream.task.cooking import Cooker
+    from energon_stream.task.packers import LengthPacker
 
 _BUILDERS = (
     "build_train_datasets",
     "build_val_datasets",
+    "build_packing_groups",
     "build_cook_crude_sample",
     "build_encode_sample",
     "build_batch",
@@ -62,6 +64,10 @@ class AugmentTaskEncoder(
     @property
     def decoder(self) -> FileStoreDecoder | None:  # type: ignore[override]
         return self._task_encoder.decoder
+
+    @property
+    def packer(self) -> LengthPacker | None:  # type: ignore[override]
+        return self._task_encoder.packer
 
     @property
     def cookers(self) -> Sequence[Cooker[Any]]:  # type: ignore[override]

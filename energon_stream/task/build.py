@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import Parameter, isgeneratorfunction, signature, unwrap
 from typing import TYPE_CHECKING, Any
@@ -22,56 +20,26 @@ from energon_stream.pipeline import (
     PackingDataset,
     RepeatDataset,
     SavableDataset,
+    ShuffleBufferDataset,
 )
+from energon_stream.pipeline.packing import check_buffer_size
 from energon_stream.pipeline.planned_packing import PlannedPackingDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.samples import CrudeSample, OnDemandSample
 from energon_stream.task.clips import clips_ahead
 from energon_stream.task.cooking import Cooker, check_cookers, cooker_arguments, select_cooker
+from energon_stream.task.loaded_dataset import (
+    DatasetBlendMode,
+    LoadedDataset,
+    PackingGroupConfig,
+    group_members,
+)
+from energon_stream.task.packers import LengthPacker
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.packing import BufferSize
     from energon_stream.worker import WorkerConfig
-
-
-class DatasetBlendMode(Enum):
-    """The rule by which several datasets become one sequence.
-
-    Attributes:
-        NONE: One dataset, or one after the other.
-        DATASET_WEIGHT: Weighted draws.
-        SAMPLE_REPETITIONS: Each sample a number of times in an epoch.
-
-    Example:
-        >>> from energon_stream import DatasetBlendMode
-        >>> DatasetBlendMode("dataset_weight")
-        <DatasetBlendMode.DATASET_WEIGHT: 'dataset_weight'>
-    """
-
-    NONE = "none"
-    DATASET_WEIGHT = "dataset_weight"
-    SAMPLE_REPETITIONS = "sample_repetitions"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedDataset:
-    """A dataset with its share of a mixture; unpacks to ``(dataset, weight)``, for ``BlendDataset``."""
-
-    dataset: SavableDataset[Any]
-    weight: float | None = 1.0  # None if repetitions decide
-    repetitions: float | None = None  # passes over the samples in one epoch; None if the weight decides
-    subflavors: Mapping[str, Any] | None = None  # of all samples, if there is one leaf
-    aux: Mapping[str, FileStore[Any]] | None = None  # stores of auxiliary data, if there is one leaf
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.dataset, self.weight))
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, position: int) -> Any:
-        return (self.dataset, self.weight)[position]
 
 
 class PipelineBuilder:
@@ -82,6 +50,7 @@ class PipelineBuilder:
 
     __default_failure_tolerance__: int
     cookers: Sequence[Cooker[Any]]
+    packer: LengthPacker | None
     cook_crude_sample: Callable[..., Any]
 
     def _hook_function(self, name: str) -> Callable[..., Any]:
@@ -136,7 +105,9 @@ class PipelineBuilder:
             self,
             datasets,
             worker_config,
-            (lambda *pairs: RepeatDataset(BlendDataset(*pairs))) if endless else BlendDataset,
+            BlendDataset,
+            endless,
+            shuffle_buffer_size,
             batch_size=batch_size,
             batch_drop_last=batch_drop_last,
             packing_buffer_size=packing_buffer_size,
@@ -161,6 +132,8 @@ class PipelineBuilder:
             datasets,
             worker_config,
             lambda *pairs: ConcatDataset(*(dataset for dataset, _ in pairs)),
+            False,
+            None,
             batch_size=batch_size,
             batch_drop_last=batch_drop_last,
             packing_buffer_size=packing_buffer_size,
@@ -168,6 +141,19 @@ class PipelineBuilder:
         if limit is not None:
             dataset = LimitDataset(dataset, limit, reset_after_epoch=True, worker_config=worker_config)
         return dataset
+
+    def build_packing_groups(
+        self,
+        datasets: Sequence[LoadedDataset],
+        packing_buffer_size: BufferSize | None,
+        shuffle_buffer_size: int | None,
+    ) -> Sequence[PackingGroupConfig]:
+        """Return groups of datasets with a packing buffer each; a pack has samples of one group.
+
+        An encoder that overrides it gets each dataset of a mixture on its own. The packs of the groups are
+        blended by the sums of their datasets' weights.
+        """
+        return [PackingGroupConfig(datasets, packing_buffer_size)]
 
     def build_cook_crude_sample(
         self,
@@ -257,12 +243,19 @@ class PipelineBuilder:
         packing_buffer_size: BufferSize | None = None,
     ) -> SavableDataset[Any]:
         """Add packing or ``postencode_sample``, then batching and ``encode_batch``."""
-        if any(reader.packing is not None for _, reader in find_readers(dataset)):
-            dataset = _packed(self, dataset, None, worker_config)
-        elif packing_buffer_size is not None:
-            dataset = _packed(self, dataset, packing_buffer_size, worker_config)
-        else:
-            dataset = _map_hook(self, dataset, "postencode_sample", worker_config)
+        packed = _packed(self, dataset, packing_buffer_size, worker_config)
+        return self._build_batches(
+            packed, batch_size=batch_size, worker_config=worker_config, batch_drop_last=batch_drop_last
+        )
+
+    def _build_batches(
+        self,
+        dataset: SavableDataset[Any],
+        *,
+        batch_size: int | None,
+        worker_config: WorkerConfig | None,
+        batch_drop_last: bool,
+    ) -> SavableDataset[Any]:
         if self._hook_overridden("batch_group_criterion"):
             batcher = self._hook_function("batch")
             if isgeneratorfunction(unwrap(batcher)):
@@ -292,9 +285,14 @@ def _built(
     datasets: Sequence[LoadedDataset],
     config: WorkerConfig,
     combine: Callable[..., SavableDataset[Any]],
+    endless: bool,
+    shuffle_buffer_size: int | None,
     **batching: Any,
 ) -> SavableDataset[Any]:
-    """Add the steps that all pipelines share. ``combine`` takes pairs of a dataset and a weight."""
+    """Add the steps that all pipelines share. ``combine`` takes pairs of a dataset and a weight.
+
+    What several datasets were combined to is repeated if it is ``endless``.
+    """
     if not datasets:
         raise ConfigError("there is no dataset", hint="pass one dataset or more in datasets=")
     if not encoder._hook_overridden("build_cook_crude_sample"):
@@ -311,9 +309,30 @@ def _built(
             for each in datasets
         ]
     pairs = [(dataset, each.weight) for dataset, each in zip(cooked, datasets, strict=True)]
-    dataset = cooked[0] if len(cooked) == 1 else combine(*pairs)
-    encoded = encoder.build_encode_sample(dataset, worker_config=config)
-    return encoder.build_batch(encoded, worker_config=config, **batching)
+
+    def joined(pairs: Sequence[tuple[Any, Any]], is_whole: bool) -> SavableDataset[Any]:
+        dataset = pairs[0][0] if len(pairs) == 1 else combine(*pairs)
+        return RepeatDataset(dataset) if is_whole and endless and len(datasets) > 1 else dataset
+
+    if not encoder._hook_overridden("build_packing_groups"):
+        encoded = encoder.build_encode_sample(joined(pairs, True), worker_config=config)
+        return encoder.build_batch(encoded, worker_config=config, **batching)
+    if encoder._hook_overridden("build_batch"):
+        raise ConfigError(
+            "build_packing_groups and build_batch exclude each other", hint="override one of them"
+        )
+    groups = encoder.build_packing_groups(datasets, batching.pop("packing_buffer_size"), shuffle_buffer_size)
+    packed = []
+    for group, numbers in zip(groups, group_members(groups, datasets), strict=True):
+        chosen, size = [pairs[number] for number in numbers], group.shuffle_buffer_size
+        check_buffer_size(group.packing_buffer_size)
+        dataset = joined(chosen, False)
+        if size not in (None, 0, 1, shuffle_buffer_size):
+            dataset = ShuffleBufferDataset(dataset, size, worker_config=config)
+        encoded = encoder.build_encode_sample(dataset, worker_config=config)
+        dataset = _packed(encoder, encoded, group.packing_buffer_size, config)
+        packed.append((dataset, sum(weight or 0 for _, weight in chosen)))
+    return encoder._build_batches(joined(packed, True), worker_config=config, **batching)
 
 
 def _packed(
@@ -322,7 +341,10 @@ def _packed(
     size: BufferSize | None,
     config: WorkerConfig | None,
 ) -> SavableDataset[Any]:
-    """Add packing from a buffer of a size; None for packs that the readers have planned."""
+    """Add packing from a buffer of a size; for None, that of planned packs, or ``postencode_sample``."""
+    planned = any(reader.packing is not None for _, reader in find_readers(dataset))
+    if size is None and not planned:
+        return _map_hook(encoder, dataset, "postencode_sample", config)
     select = "select_next_pack" if size == "stream" else "select_samples_to_pack"
     names = (select, "pack_selected_samples", "postencode_sample")
     selector, packer, post = (encoder._hook_function(name) for name in names)
@@ -332,15 +354,17 @@ def _packed(
         "sample_encoder_failure_tolerance": _tolerance(encoder, post),
         "worker_config": config,
     }
-    if size is None:
+    if planned or size is None:
         return PlannedPackingDataset(dataset, packer, **shared)
-    for name in names[:2]:
-        if not encoder._hook_overridden(name):
+    tolerance = _tolerance(encoder, selector)
+    ready = None if encoder._hook_overridden(select) else encoder.packer
+    for name, is_said in ((select, ready), ("pack_selected_samples", False)):
+        if not (encoder._hook_overridden(name) or isinstance(is_said, LengthPacker)):
             raise ConfigError(
                 f"{type(encoder).__qualname__} does not say how to pack, but packing_buffer_size is {size}",
-                hint=f"override {name}",
+                hint=f"override {name}" + (", or set packer = LengthPacker(…)" if name == select else ""),
             )
-    tolerance = _tolerance(encoder, selector)
+    shared["packer_config"] = ready and ready.describe
     return PackingDataset(dataset, size, selector, packer, pre_packer_failure_tolerance=tolerance, **shared)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from energon_stream.pipeline.pack_members import PackedSamplesOutput
     from energon_stream.samples import CrudeSample
+    from energon_stream.task.packers import LengthPacker
 
     # The defaults, which Python has from 3.13 on, give ``DefaultTaskEncoder(batch_type=B)`` a type.
     T_sample = TypeVar("T_sample", default=Any)
@@ -45,6 +46,7 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         decoder: Decodes the parts; None leaves them as bytes.
         cookers: For datasets of crude samples. Without cookers, crude samples reach ``encode_sample`` as they
             are.
+        packer: Selects packs by length; None if the encoder has a selector of its own.
 
     Example:
         >>> from energon_stream import TaskEncoder, WorkerConfig, get_val_dataset, stateless
@@ -63,6 +65,7 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
 
     decoder: FileStoreDecoder | None = SampleDecoder()
     cookers: Sequence[Cooker[Any]] = ()
+    packer: LengthPacker | None = None
 
     @stateless
     def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[Any], aux: Mapping[str, Any]) -> Any:
@@ -97,7 +100,9 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
 
         ``PackedSamplesOutput`` can push samples back to the next buffer, and ``PartialSample`` cuts one.
         """
-        raise NotImplementedError("override select_samples_to_pack")
+        if self.packer is None:
+            raise NotImplementedError("override select_samples_to_pack, or set packer")
+        return self.packer.select_samples_to_pack(samples)
 
     def select_next_pack(self, samples: Iterator[Any]) -> list[list[Any]] | PackedSamplesOutput[Any]:
         """Take the samples of one pack, for ``packing_buffer_size="stream"``.
@@ -105,7 +110,9 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         The iterator begins with what was pushed back, and ends with the pass. What it gave must be in the
         pack or pushed back, or is dropped.
         """
-        raise NotImplementedError("override select_next_pack")
+        if self.packer is None:
+            raise NotImplementedError("override select_next_pack, or set packer")
+        return self.packer.select_next_pack(samples)
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
         """Make one sample of a group; a generator makes several. The pipeline fills in the restore key."""

@@ -3,15 +3,135 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
+from typing import Any, Literal, TypeVar, get_args
 
+from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError
+from energon_stream.pipeline.failures import field_of
+from energon_stream.pipeline.pack_members import PackedSamplesOutput, PartialSample
+from energon_stream.schedule.planned import Overlong
 
 T = TypeVar("T")
 
 Packer = Callable[[Sequence[int], int], list[list[int]]]
 """``packer(sizes, capacity)`` returns groups of places in ``sizes``; each place is in exactly one group."""
+
+
+class LengthPacker:
+    """Selects packs of samples by their lengths, as the ``packer`` of a task encoder.
+
+    Samples of packs that others may still fill wait for the next selection, but never for long: the pack of
+    the first sample is always made. No sample is dropped, except as below, and none is repeated.
+
+    Args:
+        length: Function that returns the length of a sample, such as its number of tokens.
+        capacity: Largest sum of a pack's lengths.
+        method: ``"best_fit"`` puts the longest samples first, each into the fullest pack that has room;
+            ``"first_fit"`` takes them as they come, into the first pack that has room; ``"greedy"`` fills one
+            pack after the other, and needs no buffer (``packing_buffer_size="stream"``). Or one of this
+            module's packers, or your own.
+        overlong: What becomes of a sample that is longer than the capacity: ``"error"``, ``"drop"`` leaves it
+            out, ``"split"`` cuts it into parts (``PartialSample``), all but the last of them full packs.
+
+    A sample of length 0 is left out, too. The log says how many samples were left out.
+
+    Raises:
+        ConfigError: An option is impossible, or, while it packs, a length is: the error has the sample's key.
+
+    Example:
+        >>> from energon_stream import DefaultTaskEncoder, LengthPacker
+        >>> class Packs(DefaultTaskEncoder):
+        ...     packer = LengthPacker(lambda sample: len(sample.text), capacity=100, overlong="split")
+        ...
+        ...     def pack_selected_samples(self, samples):
+        ...         return samples
+        >>> LengthPacker(len, capacity=4).select_samples_to_pack(["a", "bb", "ccc", "ddd"])
+        PackedSamplesOutput(packs=[['ccc', 'a'], ['ddd']], pushback=['bb'])
+    """
+
+    def __init__(
+        self,
+        length: Callable[[Any], int],
+        capacity: int,
+        method: Literal["best_fit", "first_fit", "greedy"] | Packer = "best_fit",
+        overlong: Overlong = "error",
+    ) -> None:
+        methods = {"best_fit": best_fit_decreasing, "first_fit": first_fit, "greedy": _greedy}
+        check_whole("capacity", capacity, 1, "use 1 or more")
+        for name, value, known in (("method", method, methods), ("overlong", overlong, get_args(Overlong))):
+            if value not in known and not (name == "method" and callable(value)):
+                raise ConfigError(f"{name} is {value!r:.80}", hint=f"use one of {', '.join(known)}")
+        self.length, self.capacity, self.overlong = length, capacity, overlong
+        self._pack: Packer = method if callable(method) else methods[method]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the options in plain values: a state of other ones is refused."""
+        return {"capacity": self.capacity, "method": self._pack.__name__, "overlong": self.overlong}
+
+    def select_samples_to_pack(self, samples: list[Any]) -> PackedSamplesOutput[Any]:
+        """Make at least half of the packs of a buffer, the fullest ones; the other samples wait."""
+        pieces = [piece for sample in samples for piece in self._pieces(sample)]
+        groups = self._pack([length for _, length in pieces], self.capacity)
+        numbers, count = list(range(len(groups))), max(1, len(groups) - 1)
+        if self._pack is not _greedy:
+            filled = [sum(pieces[place][1] for place in group) for group in groups]
+            numbers.sort(key=lambda number: (0 not in groups[number], -filled[number]))
+            count = (len(groups) + 1) // 2
+        packs = [groups[number] for number in sorted(numbers[:count])]
+        used = {place for pack in packs for place in pack}
+        rest = [piece for place, (piece, _) in enumerate(pieces) if place not in used]
+        return PackedSamplesOutput([[pieces[place][0] for place in pack] for pack in packs], rest)
+
+    def select_next_pack(self, samples: Iterator[Any]) -> PackedSamplesOutput[Any]:
+        """Take samples until one does not fit, which waits."""
+        if self._pack is not _greedy:
+            raise ConfigError(
+                f"{self._pack.__name__} chooses among samples, and packing_buffer_size is 'stream'",
+                hint='set a number of samples, or LengthPacker(method="greedy")',
+            )
+        pack: list[Any] = []
+        room = self.capacity
+        for sample in samples:
+            pieces = self._pieces(sample)
+            for place, (piece, length) in enumerate(pieces):
+                if length > room:
+                    return PackedSamplesOutput([pack], [piece for piece, _ in pieces[place:]])
+                pack.append(piece)
+                room -= length
+        return PackedSamplesOutput([pack])
+
+    def _pieces(self, sample: Any) -> list[tuple[Any, int]]:
+        """Return a sample, or its parts, with their lengths; nothing if it is left out."""
+        if isinstance(sample, PartialSample):
+            return [(sample, sample.slice.stop - sample.slice.start)]
+        length: Any = self.length(sample)
+        size = int(length) if isinstance(length, Integral) else -1
+        if size < 0 or (size > self.capacity and self.overlong == "error"):
+            raise ConfigError(
+                f"a sample of length {length!r:.80} does not fit a pack of {self.capacity}",
+                where=f"sample {field_of(sample, '__key__')}",
+                hint='set overlong="split" or "drop", or a larger capacity; lengths are whole numbers',
+            )
+        if size <= self.capacity:
+            return [(sample, size)] if size else []
+        starts = range(0, size, self.capacity) if self.overlong == "split" else ()
+        parts = [slice(start, min(start + self.capacity, size)) for start in starts]
+        return [(PartialSample(sample, part), part.stop - part.start) for part in parts]
+
+
+def _greedy(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+    """Fill one group after the other, in order."""
+    groups: list[list[int]] = []
+    room = 0
+    for place, size in enumerate(sizes):
+        if size > room or not groups:
+            groups.append([])
+            room = capacity
+        groups[-1].append(place)
+        room -= size
+    return groups
 
 
 def pack_by_size(

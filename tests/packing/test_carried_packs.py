@@ -9,8 +9,12 @@ import pytest
 from packed import write
 
 from energon_stream import (
+    AugmentTaskEncoder,
+    BlendDataset,
     DefaultTaskEncoder,
+    LengthPacker,
     PackedSamplesOutput,
+    PackingGroupConfig,
     PartialSample,
     ReadOptions,
     SkipSample,
@@ -21,7 +25,7 @@ from energon_stream import (
     get_val_dataset,
     stateless,
 )
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, StateMismatchError
 from energon_stream.state import dumps, loads
 
 STREAMS, CAPACITY, BUFFER = 6, 100, 6
@@ -108,15 +112,39 @@ def mixture(tmp_path_factory):
     return path
 
 
-def opened(path, size, rank=0, world=1, workers=0, batch=2, config=None):
+class Ready(Encoder):
+    """The same packs' members, selected by length."""
+
+    packer = LengthPacker(lambda sample: len(sample.text), CAPACITY, overlong="split")
+    select_samples_to_pack = DefaultTaskEncoder.select_samples_to_pack
+
+
+class ReadyGreedy(Ready):
+    packer = LengthPacker(lambda sample: len(sample.text), CAPACITY, "greedy", overlong="split")
+    select_next_pack = DefaultTaskEncoder.select_next_pack
+
+
+class Groups(Encoder):
+    """The datasets of the mixture in packs of their own: one from a buffer, one from a stream."""
+
+    def build_packing_groups(self, datasets, packing_buffer_size, shuffle_buffer_size):
+        assert shuffle_buffer_size == 20
+        first, second = datasets
+        return [
+            PackingGroupConfig([first], packing_buffer_size, shuffle_buffer_size),
+            PackingGroupConfig([second], "stream", shuffle_buffer_size=8),
+        ]
+
+
+def opened(path, size, rank=0, world=1, workers=0, batch=2, encoder=Encoder):
     return get_train_dataset(
         path,
         batch_size=batch,
         packing_buffer_size=size,
         shuffle_buffer_size=20,
         max_samples_per_sequence=5,
-        worker_config=config or WorkerConfig(rank, world, workers, num_streams=STREAMS),
-        task_encoder=Encoder(),
+        worker_config=WorkerConfig(rank, world, workers, num_streams=STREAMS),
+        task_encoder=encoder(),
         read_options=ReadOptions(max_ahead=16),
     )
 
@@ -177,9 +205,11 @@ def opened_without_packs(path):
     )
 
 
-def go_on(path, size, states, world, workers, begin, count):
+def go_on(path, size, encoder, states, world, workers, begin, count):
     """Batches of the job from number ``begin`` on, and the states of all ranks after them."""
-    loaders = [get_savable_loader(opened(path, size, rank, world, workers)) for rank in range(world)]
+    loaders = [
+        get_savable_loader(opened(path, size, rank, world, workers, encoder=encoder)) for rank in range(world)
+    ]
     for loader in loaders:
         loader.restore_state_global(states)
     ranks = [iter(loader) for loader in loaders]
@@ -190,23 +220,26 @@ def go_on(path, size, states, world, workers, begin, count):
     return batches, states
 
 
-@pytest.mark.parametrize("size", [BUFFER, "stream"])
-@pytest.mark.parametrize("points", [10, pytest.param(300, marks=pytest.mark.slow)])
-def test_any_topology_goes_on_where_another_stood(mixture, size, points):
+@pytest.mark.parametrize(
+    ("encoder", "size"),
+    [(Encoder, BUFFER), (Encoder, "stream"), (Ready, 16), (ReadyGreedy, "stream"), (Groups, BUFFER)],
+)
+@pytest.mark.parametrize("points", [4, pytest.param(300, marks=pytest.mark.slow)])
+def test_any_topology_goes_on_where_another_stood(mixture, encoder, size, points):
     """Random cuts, each on other numbers of ranks and workers, in the middle of cut samples as well."""
     draw = random.Random(points)
     counts = [draw.randrange(1, 14) for _ in range(points)]
-    expected = go_on(mixture, size, None, 1, 0, 0, sum(counts))[0]
+    expected = go_on(mixture, size, encoder, None, 1, 0, 0, sum(counts))[0]
     found, states, waiting = [], None, 0
     for count in counts:
         world, workers = draw.choice(WORLDS), draw.choice(WORKERS)
-        batches, states = go_on(mixture, size, states, world, workers, len(found), count)
+        batches, states = go_on(mixture, size, encoder, states, world, workers, len(found), count)
         draw.shuffle(states)
         found += batches
         assert found[-count:] == expected[len(found) - count : len(found)], (world, workers, len(found))
         waiting += repr(states).count("PartialSample")
         assert "xxx" not in repr(states)  # references, and no payloads
-    assert waiting > points  # cut samples waited
+    assert waiting > points / 4  # cut samples waited
 
 
 @pytest.mark.parametrize("size", [BUFFER, "stream"])
@@ -258,3 +291,118 @@ def test_an_encoder_without_the_selector_is_refused_at_opening(mixture, size, mi
         get_train_dataset(mixture, batch_size=1, packing_buffer_size=size, task_encoder=Half())
     with pytest.raises(ConfigError, match="packing_buffer_size is 'streams'"):
         get_train_dataset(mixture, batch_size=1, packing_buffer_size="streams", task_encoder=Half())
+
+
+class Unpacked(DefaultTaskEncoder):
+    """Both datasets, in the places that the groups have in their blend, without packs."""
+
+    def build_train_datasets(self, *, datasets, **options):
+        return BlendDataset(*reversed(datasets))
+
+
+def test_groups_have_packs_of_their_own_blended_by_their_weights(mixture):
+    """The oracle: each dataset read on its own, its selector in a plain loop, and the weights 2 and 1."""
+
+    class Apart(Groups):
+        preencode_sample = DefaultTaskEncoder.preencode_sample
+
+        def build_packing_groups(self, datasets, packing_buffer_size, shuffle_buffer_size):
+            return [
+                PackingGroupConfig([datasets[1]], "stream"),
+                PackingGroupConfig([datasets[0]], packing_buffer_size),
+            ]
+
+    options = {
+        "shuffle_buffer_size": 20,
+        "max_samples_per_sequence": 5,
+        "worker_config": WorkerConfig(0, 1, 0),
+    }
+    dataset = get_train_dataset(
+        mixture, batch_size=None, packing_buffer_size=BUFFER, task_encoder=Apart(), **options
+    )
+    packs = [read(pack) for pack in itertools.islice(dataset, 600)]
+    by_leaf = {
+        leaf: [p for p in packs if {int(key[-5:]) // 1000 for key, *_ in p} == {leaf}] for leaf in (0, 1)
+    }
+    assert sum(map(len, by_leaf.values())) == 600  # no pack is mixed
+    assert abs(len(by_leaf[0]) - 400) < 5 * (600 * 2 / 9) ** 0.5
+    unpacked = get_train_dataset(mixture, batch_size=None, task_encoder=Unpacked(), **options)
+    samples = list(itertools.islice(unpacked, 2500))
+    a, b = (iter([s for s in samples if int(s.__key__[-5:]) // 1000 == leaf]) for leaf in (0, 1))
+    waiting, expected = [], []
+    while len(expected) < 300:
+        made = Encoder().select_samples_to_pack([*waiting, *itertools.islice(a, BUFFER - len(waiting))])
+        expected += map(pack_of, made.packs)
+        waiting = list(made.pushback)
+    assert by_leaf[0][:300] == expected
+    waiting, expected = [], []
+    while len(expected) < 100:
+        made = Encoder().select_next_pack(itertools.chain(waiting, b))
+        expected += map(pack_of, made.packs)
+        waiting = list(made.pushback)
+    assert by_leaf[1][:100] == expected
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        lambda datasets: [],
+        lambda datasets: [PackingGroupConfig(datasets, 4), PackingGroupConfig([], 4)],
+        lambda datasets: [PackingGroupConfig(datasets[:1], 4)],
+        lambda datasets: [PackingGroupConfig(datasets, 4), PackingGroupConfig(datasets[:1], 4)],
+        lambda datasets: [PackingGroupConfig([*datasets, object()], 4)],
+    ],
+)
+def test_each_dataset_is_in_one_group(mixture, groups):
+    class Wrong(Encoder):
+        def build_packing_groups(self, datasets, packing_buffer_size, shuffle_buffer_size):
+            return groups(datasets)
+
+    with pytest.raises(ValueError, match="exactly one group"):
+        opened(mixture, 4, encoder=Wrong)
+
+
+def test_groups_of_a_validation_set_flush_all_samples(mixture):
+    path = mixture.with_name("val.yaml")
+    path.write_text(
+        mixture.read_text()
+        .replace("train:", "val:")
+        .replace("path: a", "path: a, split_part: train")
+        .replace("path: b", "path: b, split_part: train")
+    )
+    dataset = get_val_dataset(
+        path,
+        batch_size=None,
+        packing_buffer_size=BUFFER,
+        worker_config=WorkerConfig(0, 1, 0),
+        task_encoder=ValGroups(),
+    )
+    keys = {key for pack in dataset for key, *_ in read(pack)}
+    plain = get_val_dataset(path, batch_size=None, worker_config=WorkerConfig(0, 1, 0))
+    assert keys == {sample.__key__ for sample in plain}
+
+
+class ValGroups(Encoder):
+    preencode_sample = DefaultTaskEncoder.preencode_sample
+
+    def build_packing_groups(self, datasets, packing_buffer_size, shuffle_buffer_size):
+        return [PackingGroupConfig([each], packing_buffer_size) for each in datasets]
+
+
+def test_a_state_of_another_capacity_is_refused(mixture):
+    class Other(Ready):
+        packer = LengthPacker(lambda sample: len(sample.text), CAPACITY + 1, overlong="split")
+
+    with get_savable_loader(opened(mixture, 16, encoder=Ready)) as loader:
+        next(iter(loader))
+        state = loader.save_state_rank()
+    with get_savable_loader(opened(mixture, 16, encoder=Other)) as loader, pytest.raises(StateMismatchError):
+        loader.restore_state_rank(state)
+
+
+def test_an_augmented_encoder_packs_by_the_inner_ones_packer(mixture):
+    class Louder(AugmentTaskEncoder):
+        pass
+
+    expected = list(itertools.islice(opened(mixture, 16, encoder=Ready), 9))
+    assert list(itertools.islice(opened(mixture, 16, encoder=lambda: Louder(Ready())), 9)) == expected

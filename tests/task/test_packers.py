@@ -1,9 +1,20 @@
+import random
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from energon_stream.errors import ConfigError
-from energon_stream.task.packers import best_fit_decreasing, first_fit, histogram_pack, pack_by_size
+from energon_stream.pipeline import MapDataset, PackingDataset, PartialSample
+from energon_stream.task.packers import (
+    LengthPacker,
+    best_fit_decreasing,
+    first_fit,
+    histogram_pack,
+    pack_by_size,
+)
+from energon_stream.testing.operator_suite import NumbersDataset
 
 PACKERS = [first_fit, best_fit_decreasing, histogram_pack]
 
@@ -31,3 +42,116 @@ def test_a_sample_that_is_too_large_is_named():
     for sizes in ([1, 4], [1, 0], [1]):
         with pytest.raises(ConfigError):
             pack_by_size("ab", sizes, capacity=3, method=first_fit)
+
+
+class Sample:
+    def __init__(self, key, size):
+        self.__key__, self.size = key, size
+
+
+def size_of(sample):
+    return sample.size
+
+
+def packs_of(sizes, buffer, **options):
+    """Keys and places of the members of each pack."""
+    packer = LengthPacker(size_of, **options)
+    samples = MapDataset(NumbersDataset(len(sizes)), lambda number: Sample(number, sizes[number]))
+    select = packer.select_next_pack if buffer == "stream" else packer.select_samples_to_pack
+    return list(PackingDataset(samples, buffer, select, lambda pack: [place(member) for member in pack]))
+
+
+def place(member):
+    if isinstance(member, PartialSample):
+        return member.sample.__key__, member.slice.start, member.slice.stop
+    return member.__key__, 0, member.size
+
+
+@pytest.mark.parametrize(
+    ("method", "buffer"),
+    [
+        ("best_fit", 12),
+        ("first_fit", 5),
+        ("greedy", 7),
+        ("greedy", "stream"),
+        (histogram_pack, 9),
+        ("best_fit", 1),
+    ],
+)
+@given(sizes=st.lists(st.integers(0, 70), max_size=40))
+def test_every_token_is_in_one_pack(method, buffer, sizes):
+    """At capacity 20, most samples are cut; those of length 0 are left out."""
+    packs = packs_of(sizes, buffer, capacity=20, method=method, overlong="split")
+    assert all(0 < sum(stop - begin for _, begin, stop in pack) <= 20 for pack in packs)
+    found = sorted(member for pack in packs for member in pack)
+    expected = [
+        (key, begin, min(begin + 20, size)) for key, size in enumerate(sizes) for begin in range(0, size, 20)
+    ]
+    assert found == expected
+    kept = [size for size in sizes if 0 < size <= 20]
+    packs = packs_of(sizes, buffer, capacity=20, method=method, overlong="drop")
+    assert sorted(stop for pack in packs for _, _, stop in pack) == sorted(kept)
+
+
+@given(st.lists(st.integers(1, 20), max_size=60))
+def test_greedy_packs_are_those_of_a_plain_loop(sizes):
+    expected, room = [], 0
+    for key, size in enumerate(sizes):
+        if size > room:
+            expected.append([])
+            room = 20
+        expected[-1].append((key, 0, size))
+        room -= size
+    assert packs_of(sizes, "stream", capacity=20, method="greedy") == expected
+    assert packs_of(sizes, 25, capacity=20, method="greedy") == expected  # 20 samples fill a pack at least
+
+
+@pytest.mark.parametrize("method", ["best_fit", "first_fit"])
+def test_no_sample_waits_for_ever_and_packs_are_full(method):
+    draw = random.Random(1)
+    sizes = [min(100, int(draw.lognormvariate(3, 1)) + 1) for _ in range(4000)]
+    packs = packs_of(sizes, 64, capacity=100, method=method)
+    assert sum(sizes) / (100 * len(packs)) > 0.97
+    # Fuller packs of later samples do not keep one waiting.
+    packs = packs_of([51, *[95] * 200], 8, capacity=100, method=method)
+    assert [(0, 0, 51)] in packs[:4]
+    packs = packs_of([95, *[51, 52, 95, 95] * 50], 8, capacity=100, method=method)
+    order = [key for pack in packs for key, _, _ in pack]
+    assert max(abs(key - place) for place, key in enumerate(order)) <= 8 * 8
+
+
+@pytest.mark.parametrize("buffer", [4, "stream"])
+def test_a_sample_that_does_not_fit_is_named_or_counted(buffer, caplog):
+    with pytest.raises(ConfigError, match="length 21 does not fit a pack of 20") as caught:
+        packs_of([3, 21, 4], buffer, capacity=20, method="greedy")
+    assert "sample 1" in str(caught.value)
+    assert 'overlong="split"' in str(caught.value)
+    assert packs_of([3, 21, 4], buffer, capacity=20, method="greedy", overlong="split")  # the remedy
+    with caplog.at_level("INFO", "energon_stream"):
+        assert packs_of([3, 21, 4, 30], buffer, capacity=20, method="greedy", overlong="drop") == [
+            [(0, 0, 3), (2, 0, 4)]
+        ]
+    assert "left out 2 samples" in caplog.text
+    for wrong in (-1, 2.5, None, "3"):
+        with pytest.raises(ConfigError, match="lengths are whole numbers"):
+            packs_of([wrong], buffer, capacity=20, method="greedy", overlong="drop")
+    assert packs_of([np.int64(3)], buffer, capacity=20, method="greedy") == [[(0, 0, 3)]]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"capacity": 0}, "capacity is 0"),
+        ({"capacity": 2.5}, "capacity is 2.5"),
+        ({"capacity": 8, "method": "bestfit"}, "Use one of best_fit, first_fit, greedy"),
+        ({"capacity": 8, "overlong": "cut"}, "overlong is 'cut'. Use one of error, drop, split"),
+    ],
+)
+def test_impossible_options_are_named(options, said):
+    with pytest.raises(ConfigError, match=said):
+        LengthPacker(len, **options)
+
+
+def test_methods_that_choose_need_a_buffer():
+    with pytest.raises(ConfigError, match="Set a number of samples"):
+        packs_of([3], "stream", capacity=20)
