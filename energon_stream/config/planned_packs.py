@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError, CostsError
 from energon_stream.index.database import sample_key
 from energon_stream.index.dataset import WebDatasetIndex
@@ -74,6 +75,8 @@ class PlannedPacking:
         if self.overlong not in get_args(Overlong):
             raise ConfigError(f"overlong is {self.overlong!r}", hint=f"use one of {get_args(Overlong)}")
         names = list(self.costs)
+        if not names:
+            raise ConfigError("cost has no names", hint='name computed costs, such as {"text": "tokens"}')
         for option in ("capacity", "load"):
             given = getattr(self, option)
             needed = names if option == "load" else names[:1]
@@ -93,8 +96,7 @@ class PlannedPacking:
             "window": self.window,
             "global_batch_size": self.global_batch_size,
         }.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} of the packing is {value}", hint="use 1 or more")
+            check_whole(f"{name} of the packing", value, 1, "use 1 or more")
         for kind in self.kinds:
             if not callable(kind.load) and kind.load not in ("linear", "quadratic"):
                 raise ConfigError(f"load is {kind.load!r}", hint='use "linear", "quadratic" or a function')

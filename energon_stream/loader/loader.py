@@ -202,10 +202,8 @@ class BasicDataLoader(ObservedLoader[T]):
         return counts_of(self._position)[3]
 
     def _kinds(self) -> str:
-        before = (
-            f"; and {self._unlisted:,} before the restore, where the list begins" if self._unlisted else ""
-        )
-        return self._bad.kinds() + before
+        before = f"{self._unlisted:,} before the restore, where the list begins" if self._unlisted else ""
+        return "; and ".join(filter(None, (self._bad.kinds(), before)))
 
     def bad_samples(self) -> list[BadSample]:
         """Return the samples of this rank that failed, each once, in the order in which they failed first.

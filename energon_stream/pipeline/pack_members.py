@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -134,7 +135,7 @@ def resolve(items: Sequence[Item], returned: Any, name: str) -> tuple[list[list[
         if isinstance(value, PartialSample):
             keys.update({} if keys else _keys_of_wholes(items))
             part = id(value.sample), _plain_slice(value.slice)
-            if part[0] in keys and part not in parts:
+            if part[0] in keys and (item is not None or part not in parts):
                 parts.add(part)
                 return item or Item(value, (_PART, 0, keys[part[0]], part[1]))
             item = None
@@ -178,16 +179,22 @@ def _keys_of_wholes(items: Sequence[Item]) -> Iterator[tuple[int, RestoreKey]]:
 def restore_members(
     keys: Sequence[RestoreKey], restore: Callable[[list[RestoreKey]], list[Item]]
 ) -> list[Item]:
-    """Make samples and parts again from their keys, by one call. The parts of a sample share it."""
+    """Make samples and parts again from their keys, by one call. The parts of a sample share it.
+
+    Equal parts are of samples that came twice, as of two passes, and share none.
+    """
     wholes: list[RestoreKey] = []
     shared: dict[RestoreKey, int] = {}
+    equal: Counter[RestoreKey] = Counter()
     places: list[tuple[int, list[Any]]] = []
     for key in keys:
-        cuts = []
+        cuts, member = [], as_key(key)
         while isinstance(key, (list, tuple)) and len(key) == 4 and key[0] == _PART:
             cuts.append(as_key(key[3]))
             key = key[2]
-        place = shared.setdefault(as_key(key), len(wholes)) if cuts else len(wholes)
+        same = as_key(key), equal[member]
+        equal[member] += 1
+        place = shared.setdefault(same, len(wholes)) if cuts else len(wholes)
         places.append((place, cuts))
         if place == len(wholes):
             wholes.append(key)

@@ -248,7 +248,7 @@ class _PackingNode(PackNode):
         def values() -> Generator[Any, None, None]:
             while True:
                 try:
-                    found = self._take(1)
+                    found = self._selector.unlimited(self._take, 1)
                 except Exception as error:
                     failed.append(error)
                     raise

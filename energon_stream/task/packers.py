@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Integral
+from operator import index
 from typing import Any, Literal, TypeVar, get_args
 
 from energon_stream.arguments import check_whole
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, SkipSample
+from energon_stream.pipeline.dataset import function_label
 from energon_stream.pipeline.failures import field_of
 from energon_stream.pipeline.pack_members import PackedSamplesOutput, PartialSample
 from energon_stream.schedule.planned import Overlong
@@ -35,7 +36,8 @@ class LengthPacker:
         overlong: What becomes of a sample that is longer than the capacity: ``"error"``, ``"drop"`` leaves it
             out, ``"split"`` cuts it into parts (``PartialSample``), all but the last of them full packs.
 
-    A sample of length 0 is left out, too. The log says how many samples were left out.
+    A sample of length 0, or for which ``length`` raises ``SkipSample``, is left out, too. The log says how
+    many samples were left out.
 
     Raises:
         ConfigError: An option is impossible, or, while it packs, a length is: the error has the sample's key.
@@ -63,12 +65,12 @@ class LengthPacker:
         for name, value, known in (("method", method, methods), ("overlong", overlong, get_args(Overlong))):
             if value not in known and not (name == "method" and callable(value)):
                 raise ConfigError(f"{name} is {value!r:.80}", hint=f"use one of {', '.join(known)}")
-        self.length, self.capacity, self.overlong = length, capacity, overlong
+        self.length, self.capacity, self.overlong = length, int(capacity), overlong
         self._pack: Packer = method if callable(method) else methods[method]
 
     def describe(self) -> dict[str, Any]:
         """Return the options in plain values: a state of other ones is refused."""
-        return {"capacity": self.capacity, "method": self._pack.__name__, "overlong": self.overlong}
+        return {"capacity": self.capacity, "method": function_label(self._pack), "overlong": self.overlong}
 
     def select_samples_to_pack(self, samples: list[Any]) -> PackedSamplesOutput[Any]:
         """Make at least half of the packs of a buffer, the fullest ones; the other samples wait."""
@@ -77,6 +79,11 @@ class LengthPacker:
         numbers, count = list(range(len(groups))), max(1, len(groups) - 1)
         if self._pack is not _greedy:
             filled = [sum(pieces[place][1] for place in group) for group in groups]
+            if max(filled, default=0) > self.capacity:
+                raise ConfigError(
+                    f"{function_label(self._pack)} made a pack of {max(filled)}, and capacity is {self.capacity}",
+                    hint="let it return groups whose sizes add up to the capacity at most",
+                )
             numbers.sort(key=lambda number: (0 not in groups[number], -filled[number]))
             count = (len(groups) + 1) // 2
         packs = [groups[number] for number in sorted(numbers[:count])]
@@ -88,7 +95,7 @@ class LengthPacker:
         """Take samples until one does not fit, which waits."""
         if self._pack is not _greedy:
             raise ConfigError(
-                f"{self._pack.__name__} chooses among samples, and packing_buffer_size is 'stream'",
+                f"{function_label(self._pack)} chooses among samples, and packing_buffer_size is 'stream'",
                 hint='set a number of samples, or LengthPacker(method="greedy")',
             )
         pack: list[Any] = []
@@ -106,13 +113,23 @@ class LengthPacker:
         """Return a sample, or its parts, with their lengths; nothing if it is left out."""
         if isinstance(sample, PartialSample):
             return [(sample, sample.slice.stop - sample.slice.start)]
-        length: Any = self.length(sample)
-        size = int(length) if isinstance(length, Integral) else -1
-        if size < 0 or (size > self.capacity and self.overlong == "error"):
+        try:
+            length: Any = self.length(sample)
+        except SkipSample:
+            return []
+        where = f"sample {field_of(sample, '__key__')}"
+        try:
+            size = index(length)  # also of a tensor
+        except TypeError:
+            size = -1
+        if size < 0:
+            hint = "return a whole number from 0 on"
+            raise ConfigError(f"the length of a sample is {length!r:.80}", where=where, hint=hint)
+        if size > self.capacity and self.overlong == "error":
             raise ConfigError(
-                f"a sample of length {length!r:.80} does not fit a pack of {self.capacity}",
-                where=f"sample {field_of(sample, '__key__')}",
-                hint='set overlong="split" or "drop", or a larger capacity; lengths are whole numbers',
+                f"a sample of length {size} does not fit a pack of {self.capacity}",
+                where=where,
+                hint='set overlong="split" or "drop", or a larger capacity',
             )
         if size <= self.capacity:
             return [(sample, size)] if size else []

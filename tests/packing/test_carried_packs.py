@@ -242,6 +242,31 @@ def test_any_topology_goes_on_where_another_stood(mixture, encoder, size, points
     assert waiting > points / 4  # cut samples waited
 
 
+class Short(DefaultTaskEncoder):
+    """No hook before the packs, so the passes of a sample have one restore key."""
+
+    packer = LengthPacker(lambda sample: len(sample.text), 20, overlong="split")
+    batch = Encoder.batch
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return pack_of(samples)
+
+
+def test_a_sample_that_waits_twice_in_parts_is_restored_twice(mixture, tmp_path):
+    """A blend has two samples of each dataset a stream: buffers have several passes of them."""
+    for name in "ab":
+        write(tmp_path / name, [31 + 3 * number for number in range(12)], shard=4)
+    path = tmp_path / "mix.yaml"
+    path.write_text(mixture.read_text().replace(", share: 0.7", ""))
+    expected = go_on(path, 16, Short, None, 1, 0, 0, 180)[0]
+    found, states = [], None
+    for _ in range(6):
+        batches, states = go_on(path, 16, Short, states, 1, 0, len(found), 30)
+        found += batches
+    assert found == expected
+
+
 @pytest.mark.parametrize("size", [BUFFER, "stream"])
 def test_restore_keys_make_packs_with_parts_again(mixture, size):
     with get_savable_loader(opened(mixture, size, workers=2)) as loader:

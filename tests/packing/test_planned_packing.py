@@ -140,6 +140,12 @@ def test_options_that_cannot_be_honoured_raise(folder):
         opened(folder, encoder=DefaultTaskEncoder)
     with pytest.raises(ConfigError, match="load"):
         opened(folder, load="cubic")
+    for option in ("capacity", "window", "global_batch_size"):
+        for wrong in (0, 100.0, "100"):
+            with pytest.raises(ConfigError, match=f"{option} of the packing is {wrong!r}"):
+                opened(folder, **{option: wrong})
+    with pytest.raises(ConfigError, match="cost has no names"):
+        opened(folder, cost={}, capacity={})
 
 
 def test_the_command(folder):

@@ -1,6 +1,7 @@
 """Packs whose selectors push samples back, cut them, or take as many as they need."""
 
 import random
+import time
 import weakref
 from contextlib import suppress
 from itertools import islice, pairwise
@@ -480,3 +481,15 @@ def test_damaged_states_are_named(damage, said):
     state["node"].update(damage)
     with pytest.raises(StateError, match=said):
         run_steps(packs_of("in order"), 1, {0: state})
+
+
+def test_the_time_limit_of_a_selector_leaves_out_its_samples():
+    """Five samples take 0.3 s each, and a pack of them longer than the limit of a call."""
+
+    def slow(number):
+        time.sleep(0.3)
+        return number
+
+    numbers = NumbersDataset(6, worker_config=WorkerConfig(0, 1, 0, sample_timeout=1))
+    packs = PackingDataset(MapDataset(numbers, slow), "stream", lambda taken: [[*islice(taken, 5)]], list)
+    assert list(packs) == [[0, 1, 2, 3, 4], [5]]

@@ -1,11 +1,13 @@
+import functools
 import random
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, SkipSample
 from energon_stream.pipeline import MapDataset, PackingDataset, PartialSample
 from energon_stream.task.packers import (
     LengthPacker,
@@ -64,7 +66,7 @@ def packs_of(sizes, buffer, **options):
 def place(member):
     if isinstance(member, PartialSample):
         return member.sample.__key__, member.slice.start, member.slice.stop
-    return member.__key__, 0, member.size
+    return member.__key__, 0, int(member.size)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +134,42 @@ def test_a_sample_that_does_not_fit_is_named_or_counted(buffer, caplog):
             [(0, 0, 3), (2, 0, 4)]
         ]
     assert "left out 2 samples" in caplog.text
-    for wrong in (-1, 2.5, None, "3"):
-        with pytest.raises(ConfigError, match="lengths are whole numbers"):
+    for wrong in (-1, 2.5, None, "3", torch.tensor(2.5), torch.ones(2, dtype=int)):
+        with pytest.raises(
+            ConfigError, match=r"length of a sample is .* \[sample 0\]. Return a whole number"
+        ):
             packs_of([wrong], buffer, capacity=20, method="greedy", overlong="drop")
-    assert packs_of([np.int64(3)], buffer, capacity=20, method="greedy") == [[(0, 0, 3)]]
+    for size in (np.int64(3), np.uint8(3), np.array(3), torch.tensor(3)):
+        assert packs_of([size], buffer, capacity=20, method="greedy") == [[(0, 0, 3)]]
+
+
+@pytest.mark.parametrize("buffer", [4, "stream"])
+def test_a_length_function_may_skip_a_sample_alone(buffer):
+    def length(sample):
+        if sample == 2:
+            raise SkipSample
+        return 1
+
+    packer = LengthPacker(length, 20, "greedy")
+    select = packer.select_next_pack if buffer == "stream" else packer.select_samples_to_pack
+    packs = PackingDataset(NumbersDataset(5), buffer, select, list)
+    assert [number for pack in packs for number in pack] == [0, 1, 3, 4]
+
+
+def test_packs_of_an_own_method_are_measured():
+    def join(sizes, capacity, most):
+        places = list(range(len(sizes)))
+        return [places[start : start + most] for start in range(0, len(sizes), most)]
+
+    def packs(most):
+        packer = LengthPacker(lambda number: 5, 20, functools.partial(join, most=most))
+        assert packer.describe()["method"] == "partial"
+        assert type(LengthPacker(len, np.int64(20)).describe()["capacity"]) is int
+        return list(PackingDataset(NumbersDataset(8), 8, packer.select_samples_to_pack, list))
+
+    assert packs(4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(ConfigError, match="a pack of 25, and capacity is 20"):
+        packs(5)
 
 
 @pytest.mark.parametrize(
