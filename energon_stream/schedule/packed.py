@@ -47,9 +47,9 @@ _LEAST_CHILDREN = 16  # smaller blends stay readable: packing would save little
 _MOST_COLUMNS = 6
 
 
-def pack_columns(columns: Sequence[Int64Array]) -> bytes:
+def pack_columns(columns: Sequence[Int64Array] | EvenState) -> bytes:
     """Compress columns of equal length, of numbers ``x`` written as ``2 x`` or ``-2 x - 1``."""
-    table = np.stack(columns)
+    table = np.array(columns, dtype=np.int64)
     unsigned = ((table << 1) ^ (table >> 63)).astype("<i8").view(np.uint8).reshape(*table.shape, 8)
     # Bytes of equal significance lie side by side: high bytes are much alike, low ones are noise.
     return zlib.compress(unsigned.transpose(0, 2, 1).tobytes())
@@ -167,7 +167,7 @@ def pack_even(blend: BlendSchedule, even: EvenState) -> tuple[bytes, ...]:
     """Return the state of a blend's even draws as a plain value; none without even draws."""
     if blend.even is None:
         return ()
-    return (pack_columns([np.array(column, dtype=np.int64) for column in even]),)
+    return (pack_columns(even),)
 
 
 def _unpack_even(blend: BlendSchedule, values: Sequence[Any]) -> EvenState:

@@ -199,6 +199,7 @@ def _picture(value: Any) -> Any:
         array = np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
     pixels = np.moveaxis(array, 0, -1) if is_tensor and array.ndim == 3 else array
     pixels = pixels[..., 0] if pixels.shape[2:] == (1,) else pixels
+    pixels = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
     flat = (np.uint8, np.bool_, np.uint16) if pixels.ndim == 2 else (np.uint8,)
     if pixels.dtype not in flat or not pixels.size or pixels.shape[2:] not in ((), (2,), (3,), (4,)):
         raise TypeError(f"{value.dtype} of shape {tuple(value.shape)} is no image")
@@ -224,9 +225,14 @@ def _image_bytes(kind: str, image: Any, quality: int | None) -> bytes:
         if wanted["the EXIF orientation"] != 1:
             exif[ORIENTATION] = wanted["the EXIF orientation"]
             options = {**options, "exif": exif}
+        profile = image.info.get("icc_profile") or b""  # that of other colours stays after convert()
+        if profile[16:19] == _COLOURS.get(image.mode[0]):
+            options = {**options, "icc_profile": profile}
         image.save(buffer, name, **options)
     except (OSError, SyntaxError, MemoryError) as error:  # such as transparency in a JPEG, or no pixels
         raise TypeError(f"the part {kind!r:.40} cannot hold the image: {error}") from error
+    if name == "GIF" and Image.open(buffer).convert("RGB").tobytes() != image.convert("RGB").tobytes():
+        raise TypeError(f"the part {kind!r:.40} would lose colours: it has 256, so give image.quantize()")
     if wanted != _NOTHING_MORE:
         found = _has(Image.open(buffer))
         if lost := [what for what in wanted if found[what] != wanted[what]]:
@@ -234,6 +240,7 @@ def _image_bytes(kind: str, image: Any, quality: int | None) -> bytes:
     return buffer.getvalue()
 
 
+_COLOURS = {"R": b"RGB", "L": b"GRA", "C": b"CMY"}
 _NOTHING_MORE = {"the transparency": False, "the depth": False, "the EXIF orientation": 1}
 
 
@@ -248,7 +255,8 @@ def _untouched_file(image: Any) -> bytes | None:
     from PIL import Image
 
     file = getattr(image, "fp", None)
-    if file is None or file.closed or not image.tile or image.tell():
+    is_loaded = not image.tile and getattr(image, "_im", image) is not None  # WebP has no tile before
+    if file is None or file.closed or is_loaded or image.tell():
         return None
     place = file.tell()
     file.seek(0)
@@ -293,7 +301,12 @@ def takes(name: str) -> str:
 
 def _plain(value: Any) -> Any:
     """Return a value for JSON: of an array or a number of numpy, of a date."""
-    if is_array(value) or isinstance(value, np.generic):
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    if kind == "M":  # tolist() makes numbers of nanoseconds
+        texts = np.array(value.astype(str), dtype=object)
+        texts[np.isnat(value)] = None
+        return texts.tolist()
+    if (is_array(value) or isinstance(value, np.generic)) and kind != "m":
         return value.tolist()
     if hasattr(value, "isoformat"):
         return value.isoformat()
@@ -319,10 +332,12 @@ def _encode_text(value: Any) -> bytes:
     return (value if isinstance(value, str) else str(value)).encode()
 
 
-def _save(save: Callable[..., None], /, **values: Any) -> bytes:
+def _save(save: Callable[..., None], values: dict[str, Any]) -> bytes:
     arrays, buffer = {name: np.asarray(_array(value)) for name, value in values.items()}, io.BytesIO()
     if any(array.dtype.hasobject for array in arrays.values()):
         raise TypeError("an array of Python objects cannot be written without a pickle")
+    if taken := {"file", "allow_pickle"} & arrays.keys():
+        raise ValueError(f"NumPy's savez takes {min(taken)!r} for an option: name the array otherwise")
     save(buffer, **arrays)
     return buffer.getvalue()
 
@@ -357,8 +372,8 @@ _ROWS: tuple[tuple[Iterable[str], Any, str, Callable[[Any], bytes]], ...] = (
     (("json", "jsn"), object, _JSON, lambda value: json.dumps(value, default=_plain).encode()),
     (("mp", "msg", "msgpack"), object, _JSON, _encode_msgpack),
     (("cbor",), object, _JSON, _encode_cbor),
-    (("npy",), _ARRAYS, _ARRAY, lambda value: _save(np.save, arr=value)),
-    (("npz",), dict, "a dict of arrays", lambda value: _save(np.savez_compressed, **value)),
+    (("npy",), _ARRAYS, _ARRAY, lambda value: _save(np.save, {"arr": value})),
+    (("npz",), dict, "a dict of arrays", lambda value: _save(np.savez_compressed, value)),
     (_TORCH, object, "tensors, and dicts and lists of them", _encode_torch),
     (_TEXTS, (str, int, float), "a str or a number", _encode_text),
     (_NUMBERS, int, "an int", lambda value: str(int(value)).encode()),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import webdataset
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 from webdataset.writer import TarWriter
 
 from energon_stream import (
@@ -163,6 +163,10 @@ def test_pixels_come_back_from_formats_without_loss(written, part, value, mode):
         ("ppm", ALPHA, "RGBA"),
         ("bmp", Image.fromarray(ALPHA), "would lose the transparency of mode RGBA"),
         ("webp", DEEP, "would lose the depth of mode I;16"),
+        ("gif", DRAW.integers(0, 256, (32, 32, 3), dtype=np.uint8), "would lose colours"),
+        ("npz", {"allow_pickle": np.zeros(1), "a": np.zeros(1)}, "takes 'allow_pickle' for an option"),
+        ("npz", {"file": np.zeros(1)}, "takes 'file' for an option"),
+        ("json", {"took": np.timedelta64(5, "ns")}, "cannot hold a value of type timedelta64"),
         ("gif", Image.fromarray(DEEP), "would lose the depth of mode I;16"),
         ("jpg", DEEP, "I;16"),
         ("png", PIXELS * 1.0, r"values from 0.0 to 255.0, and not from 0 to 1"),
@@ -340,6 +344,49 @@ def test_an_opened_image_keeps_its_file_until_it_is_changed(written):
     decoded = np.asarray(Image.open(io.BytesIO(same)))
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(found["seen.png"]))), decoded)
     assert np.array_equal(np.asarray(image), decoded)  # it can still be loaded
+
+
+@pytest.mark.parametrize("part", ["jpg", "png", "webp", "tif", "avif"])
+@pytest.mark.parametrize("quality", [None, 80])
+def test_a_colour_profile_is_kept_unless_it_is_of_other_colours(written, part, quality):
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    image, _ = opened(Image.fromarray(PIXELS), "JPEG", icc_profile=profile)
+    found = written({part: image.resize((8, 8)), "grey.jpg": image.convert("L")}, quality=quality)
+    assert Image.open(io.BytesIO(found[part])).info["icc_profile"] == profile
+    assert "icc_profile" not in Image.open(io.BytesIO(found["grey.jpg"])).info
+
+
+@pytest.mark.parametrize("frames", [0, 2])
+def test_a_webp_that_was_opened_keeps_its_file_and_one_that_was_loaded_its_pixels(written, frames):
+    more = [Image.fromarray(PIXELS // (2 + each)) for each in range(frames)]
+    image, data = opened(Image.fromarray(PIXELS), "WEBP", quality=50, save_all=True, append_images=more)
+    loaded = Image.open(io.BytesIO(data))
+    loaded.load()
+    found = written({"webp": image, "seen.webp": loaded})
+    assert found["webp"] == data
+    seen = Image.open(io.BytesIO(found["seen.webp"]))
+    assert np.array_equal(np.asarray(seen.convert("RGB")), np.asarray(image.convert("RGB")))
+
+
+def test_a_gif_takes_what_its_colours_show(written):
+    few = Image.fromarray(PIXELS // 128 * 128)
+    found = Image.open(io.BytesIO(written({"gif": few})["gif"])).convert("RGB")
+    assert np.array_equal(np.asarray(found), np.asarray(few))
+
+
+def test_times_of_numpy_are_texts_to_the_nanosecond(written):
+    times = np.array(["2026-01-02T03:04:05.123456789", "NaT"], "M8[ns]")
+    found = written(
+        {"json": {"all": times, "one": times[0], "day": times[0].astype("M8[D]")}, "msg": times[0]}
+    )
+    text = "2026-01-02T03:04:05.123456789"
+    assert json.loads(found["json"]) == {"all": [text, None], "one": text, "day": "2026-01-02"}
+    assert msgpack.unpackb(found["msg"]) == text
+
+
+def test_an_image_of_numbers_in_the_other_byte_order(written):
+    found = Image.open(io.BytesIO(written({"png": DEEP.astype(">u2")})["png"]))
+    assert np.array_equal(np.asarray(found), DEEP)
 
 
 @pytest.mark.parametrize("part", ["jpg", "png", "webp", "tif"])
