@@ -67,6 +67,8 @@ def _show_forecast(found: Forecast, prices: Prices | None, ranks: int) -> None:
         price = found.price(prices)
         echo(f"Price: {price:.6g}; about {price * ranks:.6g} for all {counted(ranks, 'rank')}")
     echo(f"Shuffle: {found.order.summary}")
+    for name, balance in found.balance.items():
+        echo(f"Balance of {name} over {counted(ranks, 'rank')}: {balance.summary}")
 
 
 @click.command()

@@ -5,8 +5,18 @@ time. :func:`forecast` counts what some steps read, and what that costs.
 :mod:`~energon_stream.tools.simulate.explain` says why each request is made.
 """
 
-from energon_stream.tools.simulate.forecast import Forecast, OrderMap, Prices, forecast
+from energon_stream.tools.simulate.forecast import Forecast, OrderMap, PackBalance, Prices, forecast
 from energon_stream.tools.simulate.model import Costs, StoreModel
 from energon_stream.tools.simulate.prediction import Prediction, simulate
 
-__all__ = ["Costs", "Forecast", "OrderMap", "Prediction", "Prices", "StoreModel", "forecast", "simulate"]
+__all__ = [
+    "Costs",
+    "Forecast",
+    "OrderMap",
+    "PackBalance",
+    "Prediction",
+    "Prices",
+    "StoreModel",
+    "forecast",
+    "simulate",
+]

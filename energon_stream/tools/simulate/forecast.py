@@ -6,7 +6,7 @@ import os
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from energon_stream.logs import renamed
 from energon_stream.prewarming.amount import stream_steps
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.printable import counted, printable_line, strip_credentials
+from energon_stream.schedule import PackedSchedule
+from energon_stream.schedule.pack_planning import pack_loads
 from energon_stream.tools.plots import INK, STRONG, save_plot
 from energon_stream.tools.simulate.explain import explain_dataset
 from energon_stream.worker import WorkerConfig
@@ -24,9 +26,11 @@ from energon_stream.worker import WorkerConfig
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from energon_stream.arrays import Int64Array
+    from energon_stream.arrays import Float64Array, Int64Array
     from energon_stream.config.dataset_options import CacheOption
     from energon_stream.pipeline.reader_dataset import ReaderDataset
+    from energon_stream.schedule import JobPacks, Schedule
+    from energon_stream.schedule.planned import StreamPacks
 
 _BINS = 200
 """Most rows and columns of a heat map."""
@@ -110,6 +114,23 @@ class OrderMap:
 
 
 @dataclass(frozen=True, slots=True)
+class PackBalance:
+    """How even planned packs are over the ranks: the slowest rank's load, divided by the mean."""
+
+    mean: float  # of the global steps
+    worst: float  # of the global steps
+    # a step's heaviest pack, divided by the mean load of a rank: where it is near the slowest rank's, that
+    # pack binds, and only smaller packs or more of them a step help
+    heaviest: float
+
+    @property
+    def summary(self) -> str:
+        """The figures in words, and what binds."""
+        binds = "; the heaviest pack binds" if self.mean > 1.04 and self.heaviest > self.mean - 0.02 else ""
+        return f"slowest rank ÷ mean {self.mean:.3f}, in the worst step {self.worst:.3f}{binds}"
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """Samples, requests and bytes of the first steps of a rank, without metadata and indices."""
 
@@ -121,6 +142,7 @@ class Forecast:
     objects: int  # number of objects that are read
     reasons: Mapping[str, int]  # number of requests by the reason why each ends where it does
     order: OrderMap  # where in the data the samples lie
+    balance: Mapping[str, PackBalance] = field(default_factory=dict)  # of planned packs, for each cost
 
     def price(self, prices: Prices) -> float:
         """Return the price of what is not in the cache."""
@@ -130,7 +152,9 @@ class Forecast:
         """Return the attributes, for JSON; of the order its figures, without the map."""
         order = {name: getattr(self.order, name) for name in ("spread", "shards", "neighbours")}
         names = ("steps", "samples", "requests", "size", "cached_bytes", "objects")
-        return {name: getattr(self, name) for name in names} | {"reasons": dict(self.reasons), "order": order}
+        balance = {name: asdict(each) for name, each in self.balance.items()}
+        found = {name: getattr(self, name) for name in names}
+        return {**found, "reasons": dict(self.reasons), "order": order, "balance": balance}
 
 
 def forecast(
@@ -182,7 +206,41 @@ def forecast(
         order=replace(
             map_order(positions, starts, total), caption=_caption(path, config, batch_size, options)
         ),
+        balance=_balance(dataset.schedule(config.rank), config, steps * batch_size),
     )
+
+
+def _balance(schedule: Schedule, config: WorkerConfig, packs: int) -> dict[str, PackBalance]:
+    """Compare the loads of the ranks in the global steps that have the first packs of each."""
+    if not isinstance(schedule, PackedSchedule):
+        return {}
+    job = schedule.packs
+    each = job.spec.step // config.num_streams  # packs of a stream in a step
+    wanted = -(-packs * config.world_size // job.spec.step)
+    found: list[Float64Array] = []  # of a window: [stream, step, pack, cost]
+    windows = job.windows()
+    while sum(loads.shape[1] for loads in found) < wanted and (window := next(windows, None)) is not None:
+        of_streams = [_loads(job, stream) for stream in window.streams]
+        whole = min(map(len, of_streams)) // each
+        found.append(np.stack([own[: whole * each].reshape(whole, each, -1) for own in of_streams]))
+    loads = np.concatenate(found, axis=1)[:, :wanted]
+    if not loads.shape[1]:
+        return {}
+    ranks = np.stack([loads[n :: config.world_size].sum(axis=(0, 2)) for n in range(config.world_size)])
+    mean = np.maximum(ranks.mean(axis=0), np.finfo(float).tiny)  # [step, cost]
+    slowest, heaviest = ranks.max(axis=0) / mean, (loads.max(axis=(0, 2)) / mean).mean(axis=0)
+    names = [kind.name or "load" for kind in job.spec.kinds]
+    figures = zip(names, slowest.mean(axis=0), slowest.max(axis=0), heaviest, strict=True)
+    return {name: PackBalance(*map(float, values)) for name, *values in figures}
+
+
+def _loads(job: JobPacks, packs: StreamPacks) -> Float64Array:
+    """Return the loads of a stream's packs, ``float64 [packs, costs]``."""
+    costs = job.lengths(packs.refs)
+    costs[:, 0] = packs.stop - packs.start
+    pack = np.repeat(np.arange(len(packs.ends)), np.diff([0, *packs.ends]))
+    columns = zip(costs.T, job.spec.kinds, strict=True)
+    return np.stack([pack_loads(own, pack, len(packs.ends), kind.load) for own, kind in columns], axis=1)
 
 
 def _caption(path: Any, config: WorkerConfig, batch_size: int, options: Mapping[str, Any]) -> str:
