@@ -133,7 +133,7 @@ _copies: dict[Path, dict[str, tuple[int, ...]]] = {}
 
 
 def files_in(folder: Path) -> dict[str, tuple[int, ...]]:
-    """What tells that files and folders were not touched."""
+    """Return times and sizes, which tell that files and folders were not touched."""
     found = {}
     for place, folders, files in os.walk(folder):
         for path in (os.path.join(place, name) for name in (*folders, *files)):
@@ -150,8 +150,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _preloaded_fork_server() -> Iterator[None]:
-    """Let fork servers import what test modules import, once: without it, each process that they start spends
-    a third of a second on hypothesis, pytest and the library. The fork servers are forks themselves.
+    """Let fork servers import once what test modules import. The fork servers are forks themselves.
+
+    Without it, each process that they start spends a third of a second on hypothesis, pytest and the library.
 
     Which modules a server imports is decided by who needs it first, a loader or an engine.
     """
@@ -254,7 +255,7 @@ def run_yaml(example: Example) -> None:
 
 
 class Skips(SkipParser):
-    """Skips blocks, but runs those that need mosaicml-streaming alone where it is, as in `make convert`."""
+    """Skips blocks, but runs some that need mosaicml-streaming alone where it is, as in `make convert`."""
 
     def __call__(self, document: Document) -> Iterator[Region]:
         is_here = importlib.util.find_spec("streaming") is not None

@@ -1,7 +1,7 @@
 """Balance of planned packs with two costs over 64 ranks: ``python benchmarks/two_barriers.py``.
 
-The sets, and the sums of raw costs in the packs of each rank and step, are those of
-``tests/packing/test_two_barriers.py``. For each, and 1, 2, 4 and 8 packs a rank: the slowest rank over the
+``tests/packing/test_two_barriers.py`` makes the sets, and adds up the raw costs in the packs of each rank
+and step. For each, and 1, 2, 4 and 8 packs a rank: the slowest rank over the
 mean of text and vision, as the mean of steps and the worst one; the time of all steps, with the bound of any
 plan of these packs; the fill, by whichever cost is fuller; the mean of steps after 1 % of skipped samples and
 after 10⁵ steps; and microseconds of CPU time a sample to plan.

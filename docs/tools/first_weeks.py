@@ -6,8 +6,7 @@ and MDS; a program and a metadataset of Megatron-Energon 7.4.1; webdataset tars.
 commands of each to the first batch of their own data, to a run that was resumed, and to S3, and fails beyond
 the goal. PyTorch's download is not counted, nor is mosaicml-streaming, which the user of MDS has: their
 environment is that of ``make convert``, because streaming needs the torchvision that fits its torch.
-Commands and programs are those of the pages, with other paths: a page that changes without the others fails
-here.
+Commands and programs are the pages' own, with other paths: a page that changes without the others fails here.
 """
 
 from __future__ import annotations

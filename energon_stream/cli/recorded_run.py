@@ -47,7 +47,7 @@ def run_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _complete(run: str, options: dict[str, Any], given: set[str]) -> dict[str, Any]:
-    """Return options with what the record of a run has, checked; ``given`` are those of the user."""
+    """Return options with what the record of a run has, checked; ``given`` are the user's."""
     from energon_stream.index.dataset import dataset_kind
     from energon_stream.lineage.run import open_run
 

@@ -103,7 +103,7 @@ class PlannedPacking:
 
     @property
     def costs(self) -> dict[str, str | Sequence[int]]:
-        """Costs by name; a single one has none."""
+        """Costs by name; a single one has the empty name."""
         return dict(self.cost) if isinstance(self.cost, Mapping) else {"": self.cost}
 
     @property

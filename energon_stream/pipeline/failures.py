@@ -112,8 +112,8 @@ def first_of(values: Any) -> Any:
 class FailureGuard:
     """Calls a user's function on samples, counts failures in a row, and calls the job's handler.
 
-    ``tolerance`` failures in a row end the run; 0 tolerates any number. By default, ten do if they are those
-    of the first calls, by the same mistake. ``describe`` makes the sample that handlers see from the value.
+    ``tolerance`` failures in a row end the run; 0 tolerates any number. By default, ten do if they are
+    the first calls, with the same mistake. ``describe`` makes the sample that handlers see from the value.
     """
 
     def __init__(

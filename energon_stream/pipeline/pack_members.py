@@ -1,4 +1,4 @@
-"""What selectors of packs return: packs, samples that are pushed back, and parts of samples."""
+"""Results of selectors of packs: packs, samples that are pushed back, and parts of samples."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PartialSample(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class PackedSamplesOutput(Generic[T]):
-    """What ``select_samples_to_pack`` and ``select_next_pack`` may return in place of packs alone.
+    """A result of ``select_samples_to_pack`` or ``select_next_pack``, in place of packs alone.
 
     Attributes:
         packs: Lists of samples, or of parts of samples.
@@ -168,7 +168,7 @@ def resolve(items: Sequence[Item], returned: Any, name: str) -> tuple[list[list[
 
 
 def _keys_of_wholes(items: Sequence[Item]) -> Iterator[tuple[int, RestoreKey]]:
-    """Yield the identity and the key of each sample of a buffer, and of those that its parts are of."""
+    """Yield the identity and the key of each sample of a buffer, and of the samples of its parts."""
     for value, key in items:
         yield id(value), key
         while isinstance(value, PartialSample):

@@ -230,7 +230,7 @@ class _PackingNode(PackNode):
         return self._groups.popleft()
 
     def _take(self, most: int) -> list[Item]:
-        """Take elements: those that were given back, then of the inner node; fewer at the end of a pass."""
+        """Take elements: first what was given back, then of the inner node; fewer at the end of a pass."""
         taken = [self._kept.popleft() for _ in range(min(most, len(self._kept)))]
         while len(taken) < most and not self._ended:
             item = self._inner.next()

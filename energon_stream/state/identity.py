@@ -87,7 +87,7 @@ class SavedIdentities:
 
     @cached_property
     def plain(self) -> list[Any]:
-        """What states hold: made once, because each save takes it."""
+        """The values that states hold: made once, because each save takes them."""
         records, *columns = zip(*self.leaves, strict=True)
         packed = pack_columns([np.array(column, dtype=np.int64) for column in columns])
         return [self.shape, packed, b"".join(records)]

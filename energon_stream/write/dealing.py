@@ -61,7 +61,7 @@ class Dealer:
         return self._asked[_deal(self._weights, block * self._block, self._block)[place]]
 
     def check_number(self, number: int, where: str) -> None:
-        """Raise ConfigError as :meth:`check`, if so many samples are too few."""
+        """Raise ConfigError as :meth:`check`, if ``number`` samples are too few."""
         if number < self._block:
             self.check(Counter(map(self.part, range(number))), where)
 

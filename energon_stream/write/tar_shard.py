@@ -152,7 +152,7 @@ class TarShard:
 
     @property
     def record(self) -> ShardRecord:
-        """What is kept of a complete shard."""
+        """The record that is kept of a complete shard."""
         return ShardRecord(self.scan, self.digests)
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ class TypedSamples:
             self.document = {"sample_type": named, "field_map": dict(known["field_map"])}
 
     def parts(self, sample: Any) -> dict[str, Any]:
-        """Return the parts of an instance. Raises SampleError if a field with a value has none."""
+        """Return the parts of an instance. Raises SampleError if a field with a value has no part."""
         parts: dict[str, Any] = {"__key__": sample.__key__}
         places = {each.field: each.alternatives[0] for each in self._fields}
         for entry in dataclasses.fields(sample):

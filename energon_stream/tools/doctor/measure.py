@@ -78,7 +78,7 @@ class BenchReport:
 
     @property
     def verdict(self) -> str:
-        """What the measurement says: how much faster the recommended settings are, and what limits them."""
+        """The result in words: how much faster the recommended settings are, and what limits them."""
         best, usual = self.best, self.runs[0]
         found = f"Best of {counted(len(self.runs), 'run')}: {best.setting}, {best.samples_per_second:,.0f} samples/s"
         if best is not usual:

@@ -115,7 +115,7 @@ class OrderMap:
 
 @dataclass(frozen=True, slots=True)
 class PackBalance:
-    """How even planned packs are over the ranks: the slowest rank's load, divided by the mean."""
+    """Balance of planned packs over the ranks: the slowest rank's load, divided by the mean."""
 
     mean: float  # of the global steps
     worst: float  # of the global steps

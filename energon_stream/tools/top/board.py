@@ -115,7 +115,7 @@ class Board:
         return [line[:count] for line in lines]
 
     def text(self, width: int = 200) -> str:
-        """Return the summary and a table, in lines of at most so many characters."""
+        """Return the summary and a table, in lines of at most ``width`` characters."""
         lines = self.table(width)
         sizes = [
             (max(map(len, column)), "<" if column[0] in LEFT else ">") for column in zip(*lines, strict=True)
