@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import traceback
@@ -76,8 +77,14 @@ def run_worker(
     position: LoaderPosition,
     options: LoaderOptions,
     environment: Mapping[str, str] | None = None,
+    log_level: int = logging.WARNING,
 ) -> None:
-    """Make the batches of a position's streams until the parent is gone, in a new environment or as it is."""
+    """Make the batches of a position's streams until the parent is gone, in a new environment or as it is.
+
+    The library's log has at least the parent's level: a process that is no fork would lack it.
+    """
+    log = logging.getLogger("energon_stream")
+    log.setLevel(min(log_level, log.getEffectiveLevel()))
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)

@@ -73,13 +73,14 @@ class LoaderWorker:
         context: BaseContext = multiprocessing.get_context(method)
         # A fork server has the environment of the time when it started.
         environment = dict(os.environ) if method == "forkserver" else None
+        level = logging.getLogger("energon_stream").getEffectiveLevel()
         if method != "fork":
             absolute_path("")  # the working directory, in which such processes start
         try:
             wire = Wire(options.shared_bytes, options.prefetch_factor * len(streams))
             process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker,
-                args=(wire, self._dataset, self._position, options, environment),
+                args=(wire, self._dataset, self._position, options, environment, level),
                 daemon=True,
             )
             # A fork server would keep signals from all of its children.

@@ -177,11 +177,11 @@ def test_the_cause_is_the_users_error_in_the_users_line(workers):
     assert "energon_stream/" not in text.replace("energon_stream/testing", "")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_log_at_debug_keeps_all_frames(workers, caplog):
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (1, "forkserver")])
+def test_a_log_at_debug_keeps_all_frames(workers, method, caplog):
     caplog.set_level(logging.DEBUG, "energon_stream")
     with pytest.raises(FatalSampleError) as caught:
-        list(get_loader(MapDataset(numbers(workers), no_key)))
+        list(get_loader(MapDataset(numbers(workers), no_key), start_method=method))
     text = "".join(traceback.format_exception(caught.value))
     assert "pipeline/failures.py" in text
     if not workers:
