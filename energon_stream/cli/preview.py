@@ -144,13 +144,13 @@ def make_samples(
 
 def failure_text(error: Exception, sample: Any = None) -> str:
     """Return the error of a sample in one line, with its class and place if the library did not raise it."""
-    from energon_stream.pipeline.failure_notes import place_of
+    from energon_stream.pipeline.failure_notes import lines_of
     from energon_stream.pipeline.failures import field_of
 
     if isinstance(error, EnergonStreamError):
         return str(error)
     key = "" if sample is None else f"{field_of(sample, '__key__')}: "
-    return f"{key}{type(error).__name__}: {error} ({place_of(error)})"
+    return f"{key}{type(error).__name__}: {error} ({lines_of(error)})"
 
 
 def describe(sample: Any) -> Iterator[str]:

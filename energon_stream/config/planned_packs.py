@@ -174,7 +174,7 @@ def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetReques
     digest = hashlib.blake2b(digest_size=8)
     for cost, kind in zip(packing.costs.values(), packing.kinds, strict=True):
         if isinstance(cost, str):
-            found = request.location.read(partial(_all_named, indices, cost), forks=forks)
+            found = request.location.read(partial(_named, indices, cost), forks=forks)
         elif len(indices) == 1:
             found = [_given(cost, indices[0])]
         else:
@@ -219,14 +219,8 @@ def _hash_loads(every: Sequence[Sequence[Any]], spec: PackSpec) -> str | None:
     return hashlib.blake2b("|".join(found).encode(), digest_size=8).hexdigest() if found else None
 
 
-def _all_named(indices: Sequence[DatasetIndex], name: str) -> list[Any]:
-    return [_named(index, name) for index in indices]
-
-
-def _named(index: DatasetIndex, name: str) -> Any:
-    if not isinstance(index, WebDatasetIndex):
-        raise CostsError("only prepared folders of tars have costs", where=index.name)
-    return costs_of(index, name)
+def _named(indices: Sequence[DatasetIndex], name: str) -> list[Any]:
+    return [costs_of(index, name) for index in indices]
 
 
 def _given(values: Any, index: DatasetIndex) -> Any:

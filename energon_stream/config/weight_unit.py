@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_stream.errors import ConfigError, CostsError
-from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.tables.costs import costs_of
 from energon_stream.task import DatasetBlendMode
 
@@ -47,8 +46,6 @@ def weigh_by(unit: str | None, mixture: Mixture, request: DatasetRequest) -> Mix
 
 
 def _costs(index: DatasetIndex, name: str) -> Any:
-    if not isinstance(index, WebDatasetIndex):
-        raise CostsError("only prepared folders of tars have costs", where=index.name)
     values = costs_of(index, name)
     whole = values.astype(np.int64)
     if (whole != values).any() or not whole.any() or whole.max() >= 1 << 31:

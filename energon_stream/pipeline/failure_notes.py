@@ -133,7 +133,7 @@ def entries(trace: TracebackType | None, *, outside: bool) -> list[TracebackType
     return found
 
 
-def place_of(error: BaseException) -> str:
+def lines_of(error: BaseException) -> str:
     """Return the files and lines outside of the library that an error passed, else where it was raised."""
     names = [_place(entry) for entry in entries(error.__traceback__, outside=True)] or [_line_of(error)]
     return " > ".join(names if len(names) < 6 else [*names[:3], "…", *names[-2:]])

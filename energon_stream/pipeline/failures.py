@@ -18,7 +18,7 @@ from energon_stream.errors import (
     StorageError,
 )
 from energon_stream.index.bad_samples import most_frequent
-from energon_stream.pipeline.failure_notes import MOST_CAUSES, entries, place_of
+from energon_stream.pipeline.failure_notes import MOST_CAUSES, entries, lines_of
 from energon_stream.pipeline.time_limit import TimeLimit
 from energon_stream.printable import counted
 
@@ -90,7 +90,7 @@ def log_exception(error: Exception, sample: Any, sources: Any = None) -> None:
     """
     key = field_of(sample, "__key__")
     trace = error if _log.isEnabledFor(logging.DEBUG) else None
-    what = type(error).__name__, error, place_of(error)
+    what = type(error).__name__, error, lines_of(error)
     _log.warning("skipping sample %s (%s): %s: %s (%s)", key, sources, *what, exc_info=trace)
 
 
@@ -194,7 +194,7 @@ class FailureGuard:
         if not self.in_a_row:
             self._kinds.clear()
         self.in_a_row += 1
-        place = place_of(error)
+        place = lines_of(error)
         self._kinds[f"{type(error).__name__} ({place})"] += 1
         is_typo = (
             self._looks_for_typos

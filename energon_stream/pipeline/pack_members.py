@@ -152,9 +152,7 @@ def resolve(items: Sequence[Item], returned: Any, name: str) -> tuple[list[list[
     kept = [found(value) for value in output.pushback]
     cut = {number for number, _ in parts}
     whole = cut & {id(item.value) for item in items} if cut else cut
-    wrong += [
-        number for number in whole if taken(number) is None
-    ]  # samples that are cut, and in a pack whole
+    wrong += [number for number in whole if taken(number) is None]  # cut, and in a pack whole
     if wrong:
         raise ConfigError(
             f"{name} repeated or made up {len(wrong)} samples",

@@ -10,6 +10,7 @@ from energon_stream.rng import derive_key, uniform
 from energon_stream.schedule.pack_planning import (
     in_units,
     match_rows,
+    open_packs,
     pack_lengths,
     pack_loads,
     swap_packs,
@@ -60,7 +61,7 @@ def pack_neighbours(
             own = pack_lengths(lengths[mine], capacity, size)
             if own is None or len(mine) < size:
                 return None
-            pack[mine] = _in_all(own, size) + stream * size
+            pack[mine] = open_packs(own, size) + stream * size
         units = in_units(pack_loads(lengths, pack, packs, load)[:, None])
         ranked = np.take_along_axis(
             every, np.argsort(-units[every].sum(axis=2), axis=1, kind="stable"), axis=1
@@ -99,11 +100,3 @@ def _level(owner: Int64Array, lengths: Int64Array, streams: int, room: int, shor
         owner[piece] = empty
         sums[full] -= lengths[piece]
         sums[empty] += lengths[piece]
-
-
-def _in_all(pack: Int64Array, packs: int) -> Int64Array:
-    """Fill packs that are empty with the last piece of the pack that has most."""
-    for empty in range(int(pack.max()) + 1, packs):
-        most = int(np.argmax(np.bincount(pack)))
-        pack[np.flatnonzero(pack == most)[-1]] = empty
-    return pack

@@ -63,6 +63,21 @@ def pack_lengths(lengths: Int64Array, capacity: int, packs: int | None = None) -
     return placed
 
 
+def open_packs(pack: Int64Array, packs: int) -> Int64Array:
+    """Open more packs, so that there are ``packs``: each takes the last piece of the pack that has most.
+
+    Returns the pack of each piece.
+
+    Example:
+        >>> open_packs(np.array([0, 0, 0, 1]), 3).tolist()
+        [0, 0, 2, 1]
+    """
+    pack = pack.copy()
+    for empty in range(int(pack.max()) + 1, packs):
+        pack[np.flatnonzero(pack == np.argmax(np.bincount(pack)))[-1]] = empty
+    return pack
+
+
 def pack_loads(lengths: Int64Array, pack: Int64Array, packs: int, load: Load) -> Float64Array:
     """Return the load of each pack, given the pack of each piece.
 

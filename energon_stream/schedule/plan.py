@@ -61,9 +61,8 @@ class BlendPlan:
     changes: tuple[WeightChange, ...] = ()  # other weights, by batch of the job, ascending
     per_batch: int = 1  # references of a batch
     even: bool = False  # whether draws follow the weights to the sample; see :class:`EvenDraws`
-    unit: tuple[str, str] | None = (
-        None  # name and hash of the costs of which weights are shares; None for samples
-    )
+    # Name and hash of the costs of which weights are shares; None for samples.
+    unit: tuple[str, str] | None = None
 
     @property
     def is_live(self) -> bool:

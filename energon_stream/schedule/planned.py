@@ -16,7 +16,7 @@ import numpy as np
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
 from energon_stream.schedule.neighbours import pack_neighbours
-from energon_stream.schedule.pack_planning import Load, deal_packs, pack_lengths, pack_loads
+from energon_stream.schedule.pack_planning import Load, deal_packs, open_packs, pack_lengths, pack_loads
 from energon_stream.schedule.saved import damaged
 from energon_stream.schedule.schedule import Cursor, Refs, Schedule
 from energon_stream.schedule.several_costs import PackKind, fill_kinds
@@ -24,7 +24,7 @@ from energon_stream.schedule.several_costs import PackKind, fill_kinds
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from energon_stream.arrays import Int64Array
+    from energon_stream.arrays import Float64Array, Int64Array
 
 Overlong = Literal["error", "drop", "split"]
 
@@ -78,6 +78,11 @@ class PackSpec:
             **several,
             **version,
         }
+
+    def loads(self, costs: Int64Array, pack: Int64Array, packs: int) -> Float64Array:
+        """Return the loads of packs, given the costs and the pack of each piece, a column for each cost."""
+        columns = zip(costs.T, self.kinds, strict=True)
+        return np.stack([pack_loads(own, pack, packs, kind.load) for own, kind in columns], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,25 +141,19 @@ def _spread(
 
     Where no pack has several, ``cuts`` allows to halve the longest piece.
     """
-    used = int(pack.max()) + 1
-    while used < packs:
-        counts = np.bincount(pack, minlength=used)
-        if counts.max() > 1:
-            pack = pack.copy()
-            pack[np.flatnonzero(pack == int(np.argmax(counts)))[-1]] = used
-        else:
-            lengths = pieces.stop - pieces.start
-            longest = int(np.argmax(lengths))
-            if not cuts or lengths[longest] < 2:
-                break
-            middle = int(pieces.start[longest] + lengths[longest] // 2)
-            pieces = _PieceColumns(
-                np.insert(pieces.ref, longest, pieces.ref[longest]),
-                np.insert(pieces.start, longest + 1, middle),
-                np.insert(pieces.stop, longest, middle),
-            )
-            pack = np.insert(pack, longest + 1, used)
-        used += 1
+    pack = open_packs(pack, min(packs, len(pack)))
+    for used in range(len(pack), packs):
+        lengths = pieces.stop - pieces.start
+        longest = int(np.argmax(lengths))
+        if not cuts or lengths[longest] < 2:
+            break
+        middle = int(pieces.start[longest] + lengths[longest] // 2)
+        pieces = _PieceColumns(
+            np.insert(pieces.ref, longest, pieces.ref[longest]),
+            np.insert(pieces.start, longest + 1, middle),
+            np.insert(pieces.stop, longest, middle),
+        )
+        pack = np.insert(pack, longest + 1, used)
     return pieces, pack
 
 
@@ -233,9 +232,8 @@ class JobPacks:
         if len(pack) and not is_last:
             pieces, pack = _spread(pieces, pack, packs, self.spec.overlong == "split")
         after = self.job.advance(start, count)
-        columns = zip((pieces.stop - pieces.start, *every[pieces.ref].T[1:]), self.spec.kinds, strict=True)
-        made = int(pack.max(initial=-1)) + 1
-        loads = np.stack([pack_loads(each, pack, made, kind.load) for each, kind in columns], axis=1)
+        costs = np.column_stack([pieces.stop - pieces.start, every[pieces.ref, 1:]])
+        loads = self.spec.loads(costs, pack, int(pack.max(initial=-1)) + 1)
         dealt = deal_packs(loads, self.spec.step, self.streams, key)
         return PlannedWindow(after, count, self._streams(refs, pieces, pack, dealt))
 

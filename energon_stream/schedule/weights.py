@@ -76,9 +76,9 @@ class EvenDraws:
     """Draws of several streams together, which follow weights to the sample.
 
     In a *round*, each stream draws a batch. At the end of a round, the draws of all streams are, for each
-    source, within one of its share. Of the sources whose share has begun another
-    sample, those come whose share ends it first (R. Tijdeman: "The chairman assignment problem", 1980).
-    What a source is behind is carried over changes of the weights.
+    source, within one of its share. Of the sources whose share has begun another sample, those come whose
+    share ends it first (R. Tijdeman: "The chairman assignment problem", 1980). What a source is behind is
+    carried over changes of the weights.
 
     Which stream has which of a round's draws: the streams are halved, and each source's draws with them,
     the odd ones to the half that is behind, until a stream is alone. So each stream follows the weights, too.

@@ -213,7 +213,7 @@ def describe(dataset: SavableDataset[Any], *, again: bool = False) -> Descriptio
     if opened:
         prints["content"] = hash_content([(reader, reader.shards) for reader in opened])
     kept = json.loads(text) if len(text) <= _MOST_OPTIONS else None
-    first = _hash([_first_packs(order) for order in parts["order"]]).hex()
+    first = _hash([_first_packs(order) for order in parts["order"]]).hex() if plans else prints["order"]
     return Description(prints, leaves, kept, identities(opened), tuple(opened), first)
 
 

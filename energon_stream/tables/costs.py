@@ -20,12 +20,13 @@ import numpy.typing as npt
 
 from energon_stream.errors import CostsError, ObjectNotFoundError
 from energon_stream.index.checksums import digest
+from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.info_files import META_FOLDER, load_document, read_info
 from energon_stream.index.plain import find_shards
 from energon_stream.storage import Store, StoreSpec
 
 if TYPE_CHECKING:
-    from energon_stream.index.dataset import WebDatasetIndex
+    from energon_stream.index.dataset import DatasetIndex
     from energon_stream.storage import ListEntry
 
 Costs = npt.NDArray[Any]
@@ -220,11 +221,11 @@ def mean_costs(store: Store) -> dict[str, float]:
     return found
 
 
-def costs_of(index: WebDatasetIndex, name: str) -> Costs:
+def costs_of(index: DatasetIndex, name: str) -> Costs:
     """Return the costs of the samples of a split part; raises what :func:`read_costs` does."""
+    if not isinstance(index, WebDatasetIndex) or index.every is None or index.plain is not None:
+        raise CostsError("only prepared folders of tars have costs", where=index.name)
     store = index.spec.open()
-    if index.every is None or index.plain is not None:
-        raise CostsError("only prepared folders of tars have costs", where=store.url)
     values = _fresh(store, name, read_info(store))
     parts = zip(index.every.first.tolist(), index.shard_counts.tolist(), strict=True)
     return np.concatenate([values[first : first + count] for first, count in parts])

@@ -9,7 +9,7 @@ from typing import Any
 
 from energon_stream.errors import EnergonStreamError
 from energon_stream.index.bad_samples import BadSample, dataset_name
-from energon_stream.pipeline.failure_notes import place_of
+from energon_stream.pipeline.failure_notes import lines_of
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 
@@ -36,7 +36,7 @@ class Problem:
         if isinstance(error, EnergonStreamError):
             what = _ADDRESS.sub("", error.what)  # the same problem has the same text in each process
             return cls(kind, what, error.where, error.hint, shard, sample, index, part)
-        where = ", ".join(filter(None, [shard and f"{shard}/{sample or ''}".strip("/"), place_of(error)]))
+        where = ", ".join(filter(None, [shard and f"{shard}/{sample or ''}".strip("/"), lines_of(error)]))
         return cls(kind, f"{kind}: {error}", where, None, shard, sample, index, part)
 
     def __str__(self) -> str:

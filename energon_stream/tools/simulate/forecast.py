@@ -18,7 +18,6 @@ from energon_stream.prewarming.amount import stream_steps
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.printable import counted, printable_line, strip_credentials
 from energon_stream.schedule import PackedSchedule
-from energon_stream.schedule.pack_planning import pack_loads
 from energon_stream.tools.plots import INK, STRONG, save_plot
 from energon_stream.tools.simulate.explain import explain_dataset
 from energon_stream.worker import WorkerConfig
@@ -239,8 +238,7 @@ def _loads(job: JobPacks, packs: StreamPacks) -> Float64Array:
     costs = job.lengths(packs.refs)
     costs[:, 0] = packs.stop - packs.start
     pack = np.repeat(np.arange(len(packs.ends)), np.diff([0, *packs.ends]))
-    columns = zip(costs.T, job.spec.kinds, strict=True)
-    return np.stack([pack_loads(own, pack, len(packs.ends), kind.load) for own, kind in columns], axis=1)
+    return job.spec.loads(costs, pack, len(packs.ends))
 
 
 def _caption(path: Any, config: WorkerConfig, batch_size: int, options: Mapping[str, Any]) -> str:
