@@ -3,7 +3,14 @@
 import json
 from itertools import islice
 
-from energon_stream import ReadOptions, WorkerConfig, get_train_dataset, get_val_dataset
+from energon_stream import (
+    DefaultTaskEncoder,
+    ReadOptions,
+    WorkerConfig,
+    get_train_dataset,
+    get_val_dataset,
+    stateless,
+)
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import write_shards
@@ -14,6 +21,15 @@ TEXT = {
     "sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"},
     "field_map": {"text": "txt"},
 }
+
+
+class Texts(DefaultTaskEncoder):
+    @stateless
+    def encode_sample(self, sample):
+        return sample.text
+
+    def batch(self, texts):
+        return texts
 
 
 def text_dataset(folder, name, *, per_shard, shards=10, split_ratio=(8, 1, 1), **yaml):

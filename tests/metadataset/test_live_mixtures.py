@@ -6,11 +6,10 @@ from fractions import Fraction
 from itertools import islice
 
 import pytest
-from mixtures import text_dataset, v2, write
+from mixtures import Texts, text_dataset, v2, write
 from ranks import in_ranks
 
 from energon_stream import (
-    DefaultTaskEncoder,
     ReadOptions,
     SkipSample,
     WorkerConfig,
@@ -38,15 +37,6 @@ def folder(tmp_path_factory):
     for name, size in {"a": 24, "b": 16, "c": 12}.items():
         text_dataset(made / name, name, per_shard=size, shards=3, split_ratio=(1, 0, 0))
     return made
-
-
-class Texts(DefaultTaskEncoder):
-    @stateless
-    def encode_sample(self, sample):
-        return sample.text
-
-    def batch(self, texts):
-        return texts
 
 
 class Skipping(Texts):

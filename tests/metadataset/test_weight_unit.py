@@ -6,16 +6,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from mixtures import text_dataset, v2, write
+from mixtures import Texts, text_dataset, v2, write
 
 from energon_stream import (
-    DefaultTaskEncoder,
     WorkerConfig,
     compute_costs,
     get_savable_loader,
     get_train_dataset,
     open_run,
-    stateless,
 )
 from energon_stream.errors import ConfigError, CostsError, MetadataError
 from energon_stream.schedule import (
@@ -33,15 +31,6 @@ from energon_stream.state import dumps, loads, redistribute
 STREAMS, BATCH = 8, 2
 SIZES = {"a": 120, "b": 80, "c": 96}
 WEIGHTS = {"a": 3, "b": 2, "c": 1}
-
-
-class Texts(DefaultTaskEncoder):
-    @stateless
-    def encode_sample(self, sample):
-        return sample.text
-
-    def batch(self, texts):
-        return texts
 
 
 def tokens_of(text):

@@ -10,6 +10,7 @@ from energon_stream import (
     get_train_dataset,
     stateless,
 )
+from energon_stream.pipeline.stream_runner import StreamRunner
 
 SAMPLES, CAPACITY, STREAMS = 200, 100, 4
 ORDER = {"shuffle_buffer_size": 20, "max_samples_per_sequence": 8}
@@ -79,3 +80,16 @@ def taken(dataset, count):
     loader = get_savable_loader(dataset)
     batches = iter(loader)
     return [next(batches)[0] for _ in range(count)]
+
+
+def with_states(dataset, count):
+    """The first packs of all streams, in turn, and the states and the rotation after each."""
+    runner, states, values = StreamRunner(dataset, range(STREAMS)), [], []
+    current = dict.fromkeys(range(STREAMS))
+    for _ in range(count):
+        step = runner.step()
+        values.append(step.value[0])
+        current[step.stream] = step.state
+        states.append((dict(current), runner.rotation.copy()))
+    runner.close()
+    return values, states

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from packed import CAPACITY, SAMPLES, STREAMS, Packs, opened, taken, tokens, write
+from packed import CAPACITY, SAMPLES, STREAMS, Packs, opened, taken, tokens, with_states, write
 
 from energon_stream import DefaultTaskEncoder, compute_costs, get_savable_loader, read_costs, stateless
 from energon_stream.errors import ConfigError, CostsError
@@ -49,14 +49,7 @@ def test_a_dataset_without_repetition_knows_its_packs(folder):
 
 def test_resume_is_exact_at_random_places(folder):
     dataset = opened(folder)
-    runner, states, values = StreamRunner(dataset, range(STREAMS)), [], []
-    current = dict.fromkeys(range(STREAMS))
-    for _ in range(160):
-        step = runner.step()
-        values.append(step.value[0])
-        current[step.stream] = step.state
-        states.append((dict(current), runner.rotation.copy()))
-    runner.close()
+    values, states = with_states(dataset, 160)
     draw = random.Random(1)
     in_carried = 0
     for _ in range(40):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from packed import Packs, opened, write
+from packed import Packs, opened, with_states, write
 
 from energon_stream import SkipSample, compute_costs, get_savable_loader, stateless
 from energon_stream.errors import StateVersionError
@@ -92,14 +92,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(folder):
 
 def test_resume_is_exact_within_a_pack_that_lent_a_sample(folder):
     dataset = opened(folder, overlong="error", encoder=Bad)
-    runner, states, values = StreamRunner(dataset, range(STREAMS)), [], []
-    current = dict.fromkeys(range(STREAMS))
-    for _ in range(200):
-        step = runner.step()
-        values.append(step.value[0])
-        current[step.stream] = step.state
-        states.append((dict(current), runner.rotation.copy()))
-    runner.close()
+    values, states = with_states(dataset, 200)
     held = 0
     for at in range(0, 190, 3):
         saved, rotation = states[at]

@@ -139,20 +139,14 @@ def test_a_proxy_that_wants_a_login_says_so(get, proxy, client):
     assert "CANARY" not in str(caught.value)
 
 
+CURVE = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+SIGN_ITSELF = ["openssl", "req", "-x509", *CURVE]
+
+
 def certificate(folder, name, *extensions):
     """Return the files of a key and of a certificate that it signs itself."""
     paths = folder / f"{name}.pem", folder / f"{name}.key"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ]
-    command += ["-out", paths[0], "-keyout", paths[1], "-days", "2", "-subj", "/CN=gateway"]
+    command = [*SIGN_ITSELF, "-out", paths[0], "-keyout", paths[1], "-days", "2", "-subj", "/CN=gateway"]
     for extension in ("subjectAltName=IP:127.0.0.1", *extensions):
         command += ["-addext", extension]
     subprocess.run(command, check=True, capture_output=True)
@@ -226,28 +220,16 @@ def test_an_authority_with_an_address_of_its_own_is_no_server(get, gateway, tmp_
     plain = certificate(tmp_path, "plain", "basicConstraints=critical,CA:FALSE")
     authority = tmp_path / "authority.pem"
     command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ]
-    command += [
+        *SIGN_ITSELF,
         "-subj",
         "/CN=authority",
         "-keyout",
         tmp_path / "authority.key",
         "-out",
         authority,
-        "-days",
-        "2",
     ]
-    subprocess.run(
-        [*command, "-addext", "subjectAltName=email:ca@example.org"], check=True, capture_output=True
-    )
+    command += ["-days", "2", "-addext", "subjectAltName=email:ca@example.org"]
+    subprocess.run(command, check=True, capture_output=True)
     bundle = tmp_path / "bundle.pem"
     bundle.write_bytes(authority.read_bytes() + plain[0].read_bytes())
     for client in ("boto3", "obstore"):
@@ -259,7 +241,7 @@ def test_a_certificate_of_an_authority_in_the_bundle(get, gateway, tmp_path):
     """The usual chain: an authority signs a server's certificate, and the bundle has others before it."""
     certificate(tmp_path, "other", "basicConstraints=critical,CA:FALSE")
     authority, key = tmp_path / "ca.pem", tmp_path / "ca.key"
-    new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    new = ["openssl", "req", *CURVE]
     request, signed = tmp_path / "server.csr", tmp_path / "server.pem"
     (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1\n")
     for command in (
