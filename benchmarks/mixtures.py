@@ -4,7 +4,7 @@ Draws a million samples of three sources on 1, 4, 3 and 2 ranks of one job, whil
 Prints, and ends with status 1 unless all hold:
 
 * The batches equal the batches of one rank that knew all weights at the start.
-* In every stream and segment, at every point, each source is within one sample of its share.
+* After each round, in which every stream makes a batch, each source is within one sample of its share.
 * In every stream, a source's samples come equally often, to within one: nothing is lost or repeated.
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from energon_stream.schedule import JobPacks, LeafPlan, OrderSpec, PackSpec, RepeatPlan, build_schedule
-from energon_stream.task.packers import best_fit_decreasing, first_fit, histogram_pack
+from energon_stream.task.packers import LengthPacker, best_fit_decreasing, first_fit, histogram_pack
 
 CAPACITY, BUFFER = 4096, 1000
 
@@ -43,7 +43,7 @@ def planned(lengths, windows=4):
     spec = PackSpec(LONG, RANKS * MICRO_BATCHES, 8, "quadratic", "error")
     job = JobPacks(build_schedule(plan, num_streams=1, stream=0, key=1), spec, (lengths,), RANKS, 1)
     steps, tokens, samples, cursor = [], 0, 0, job.job.begin()
-    begin = time.perf_counter()
+    begin = time.process_time()
     for number in range(windows):
         window = job.window(0, number, cursor)
         cursor = window.after
@@ -54,7 +54,7 @@ def planned(lengths, windows=4):
             rows.append([float((sizes[a:b] ** 2.0).sum()) for a, b in itertools.pairwise(bounds)])
             tokens, samples = tokens + int(sizes.sum()), samples + len(sizes)
         steps += np.array(rows).T.tolist()
-    seconds = time.perf_counter() - begin
+    seconds = time.process_time() - begin
     return np.array(steps), tokens / (len(steps) * spec.step * LONG), 1e6 * seconds / samples
 
 
@@ -103,13 +103,27 @@ def balance():
 
 
 def start(windows=(1, 3, 20)):
-    """Seconds until a process has planned its first windows, as readers do before the first batches."""
+    """CPU seconds until a process has planned its first windows, as readers do before the first batches."""
     lengths = mixed_lengths()
     print("\n| windows planned | s |\n|--:|--:|")
     for count in windows:
-        begin = time.perf_counter()
+        begin = time.process_time()
         planned(lengths, count)
-        print(f"| {count} | {time.perf_counter() - begin:.2f} |")
+        print(f"| {count} | {time.process_time() - begin:.2f} |")
+
+
+def length_packers(capacity=2048, samples=20_000):
+    """Fill of the packs that `LengthPacker` makes of samples as they come, about 8 a pack."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(np.log(capacity / 8) - 0.245, 0.7, samples), 1, capacity).astype(int)
+    print("\n| packer | buffer | fill |\n|---|--:|--:|")
+    for method, buffer in (("best_fit", 256), ("best_fit", 64), ("first_fit", 256), ("greedy", 256)):
+        packer = LengthPacker(int, capacity=capacity, method=method)
+        waiting, packs, coming = [], 0, iter(lengths.tolist())
+        while waiting := [*waiting, *itertools.islice(coming, buffer - len(waiting))]:
+            output = packer.select_samples_to_pack(waiting)
+            waiting, packs = list(output.pushback), packs + len(output.packs)
+        print(f"| `{method}` | {buffer} | {lengths.sum() / (capacity * packs):.3f} |")
 
 
 def main():
@@ -132,6 +146,7 @@ def main():
             fill = sum(sizes) / (CAPACITY * len(groups))
             print(f"| {name} | `{packer.__name__}` | {len(groups)} | {fill:.3f} | {milliseconds:.1f} |")
 
+    length_packers()
     balance()
     start()
 
