@@ -69,14 +69,13 @@ class PackSpec:
 
     def describe(self) -> dict[str, Any]:
         """Return the options as plain values."""
-        version = {} if PACKING == 1 else {"algorithm": PACKING}  # the first one has no number in states
         several = {"kinds": [each.describe() for each in self.kinds]} if self.more else {}
         names = [option.name for option in fields(self) if option.name not in ("name", "more")]
         return {
             **{name: getattr(self, name) for name in names},
             "load": self.kinds[0].describe()[2],
             **several,
-            **version,
+            "algorithm": PACKING,  # the first version had no number
         }
 
     def loads(self, costs: Int64Array, pack: Int64Array, packs: int) -> Float64Array:

@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+import topologies
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,6 @@ from energon_stream import (
 )
 from energon_stream.config.join_indices import prepare_metadataset
 from energon_stream.errors import StateMismatchError
-from energon_stream.state import dumps, loads
 
 STREAMS, BATCHES = 24, 260
 WORLDS, WORKERS = (1, 2, 3, 4, 6, 8), (0, 1, 2, 3, 5)
@@ -84,22 +84,10 @@ def open_loader(path, rank=0, world=1, workers=0, config=None, epoch=0):
     return get_savable_loader(dataset)
 
 
-def over_epochs(loader):
-    while True:
-        yield from loader
-
-
 def go_on(path, states, world, workers, begin, count, epoch=0):
-    """Batches of the job from number ``begin`` on, and the states of all ranks after them."""
-    loaders = [open_loader(path, rank, world, workers, epoch=epoch) for rank in range(world)]
-    for loader in loaders:
-        loader.restore_state_global(states)
-    ranks = [over_epochs(loader) for loader in loaders]
-    batches = [next(ranks[number % world]) for number in range(begin, begin + count)]
-    states = [loads(dumps(loader.save_state_rank())) for loader in loaders]
-    for loader in loaders:
-        loader.close()
-    return batches, states
+    return topologies.go_on(
+        lambda rank: open_loader(path, rank, world, workers, epoch=epoch), world, states, begin, count
+    )
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+import topologies
 from packed import write
 
 from energon_stream import (
@@ -26,7 +27,6 @@ from energon_stream import (
     stateless,
 )
 from energon_stream.errors import ConfigError, StateMismatchError
-from energon_stream.state import dumps, loads
 
 STREAMS, CAPACITY, BUFFER = 6, 100, 6
 WORLDS, WORKERS = (1, 2, 3, 6), (0, 0, 0, 0, 0, 0, 1, 3)
@@ -206,18 +206,10 @@ def opened_without_packs(path):
 
 
 def go_on(path, size, encoder, states, world, workers, begin, count):
-    """Batches of the job from number ``begin`` on, and the states of all ranks after them."""
-    loaders = [
-        get_savable_loader(opened(path, size, rank, world, workers, encoder=encoder)) for rank in range(world)
-    ]
-    for loader in loaders:
-        loader.restore_state_global(states)
-    ranks = [iter(loader) for loader in loaders]
-    batches = [next(ranks[number % world]) for number in range(begin, begin + count)]
-    states = [loads(dumps(loader.save_state_rank())) for loader in loaders]
-    for loader in loaders:
-        loader.close()
-    return batches, states
+    def open_rank(rank):
+        return get_savable_loader(opened(path, size, rank, world, workers, encoder=encoder))
+
+    return topologies.go_on(open_rank, world, states, begin, count)
 
 
 @pytest.mark.parametrize(

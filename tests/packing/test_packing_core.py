@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_stream.schedule.pack_planning import deal_packs, pack_lengths, pack_loads
-from energon_stream.schedule.planned import PACKING, PackSpec, cut_pieces
+from energon_stream.schedule.planned import PACKING, cut_pieces
 
 lengths = st.lists(st.integers(1, 50), min_size=1, max_size=120).map(lambda v: np.array(v, dtype=np.int64))
 
@@ -128,10 +128,3 @@ def test_other_packs_are_another_version_of_the_algorithm():
     loads = pack_loads(lengths, pack, int(pack.max()) + 1, "quadratic")
     dealt = deal_packs(loads[:, None], 16, 4, 5)
     assert (PACKING, zlib.crc32(repr((pack.tolist(), dealt)).encode())) == (3, 4003129978)
-
-
-def test_the_version_is_a_part_of_states_once_it_is_another(monkeypatch):
-    spec = PackSpec(256, 16, 2, "quadratic", "error")
-    assert spec.describe()["algorithm"] == PACKING
-    monkeypatch.setattr("energon_stream.schedule.planned.PACKING", 1)
-    assert "algorithm" not in spec.describe()  # as the states of the first version

@@ -1,5 +1,7 @@
 """Samples that are skipped leave the streams in step, also where a pack has no other sample."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from packed import Packs, opened, with_states, write
@@ -7,6 +9,7 @@ from packed import Packs, opened, with_states, write
 from energon_stream import SkipSample, compute_costs, get_savable_loader, stateless
 from energon_stream.errors import StateVersionError
 from energon_stream.pipeline.stream_runner import StreamRunner
+from energon_stream.state import loads
 
 CAPACITY, STREAMS, SAMPLES = 100, 4, 600
 DRAWN = np.random.default_rng(5).random(SAMPLES)
@@ -104,12 +107,13 @@ def test_resume_is_exact_within_a_pack_that_lent_a_sample(folder):
 
 
 @pytest.mark.parametrize("on_change", ["error", "continue"])
-def test_states_of_earlier_packs_are_refused_with_what_to_do(folder, on_change, monkeypatch):
-    dataset = opened(folder, overlong="error")
-    with monkeypatch.context() as patched:
-        patched.setattr("energon_stream.schedule.planned.PACKING", 1)
-        earlier = get_savable_loader(dataset).save_state_rank()
-    loader = get_savable_loader(dataset)
+def test_states_of_earlier_packs_are_refused_with_what_to_do(tmp_path, on_change):
+    """Version 0.2.0 saved the state of this dataset, after three steps."""
+    lengths = np.arange(40) % 30 + 1
+    path = write(tmp_path / "texts", lengths)
+    compute_costs(path, "tokens", values=lengths)
+    earlier = loads(Path(__file__).with_name("state_of_first_packs.msgpack").read_bytes())
+    loader = get_savable_loader(opened(path, overlong="error"))
     with pytest.raises(StateVersionError, match=r"version 1.*Finish the run with the version"):
         loader.restore_state_rank(earlier, on_change=on_change)
-    loader.restore_state_rank(get_savable_loader(dataset).save_state_rank())
+    loader.restore_state_rank(loader.save_state_rank())

@@ -13,6 +13,7 @@ from collections import Counter
 from itertools import islice
 
 import pytest
+import topologies
 
 from energon_stream import (
     DefaultTaskEncoder,
@@ -523,20 +524,16 @@ def test_each_sample_comes_once_in_all_streams(folder, kind, names, before, afte
 
 
 def test_the_same_change_is_made_on_other_ranks(folder):
-    def ranks(world, names):
-        configs = [WorkerConfig(rank, world, 0, num_streams=6) for rank in range(world)]
-        return [open_loader("packs", folder, names, config) for config in configs]
-
     def go_on(world, names, states, steps):
-        loaders = ranks(world, names)
-        for loader in loaders:
-            loader.restore_state_global(states, on_change="continue")
-        iterators = [iter(loader) for loader in loaders]
-        found = [next(each) for _ in range(steps) for each in iterators]
-        saved = [loads(dumps(loader.save_state_rank())) for loader in loaders]
-        for loader in loaders:
-            loader.close()
-        return found, saved
+        configs = [WorkerConfig(rank, world, 0, num_streams=6) for rank in range(world)]
+        return topologies.go_on(
+            lambda rank: open_loader("packs", folder, names, configs[rank]),
+            world,
+            states,
+            0,
+            steps * world,
+            on_change="continue",
+        )
 
     _, states = go_on(2, ["a", "b", "c"], None, 9)
     reference, _ = go_on(1, ["d", "c", "b", "a"], states, 60)
