@@ -33,6 +33,13 @@ from .lineage.answers import (
 )
 from .lineage.run import TrainingRun as TrainingRun, open_run as open_run
 from .tables.costs import read_costs as read_costs
+from .tables.filter_index import (
+    FilterIndex as FilterIndex,
+    FilterIndexWriter as FilterIndexWriter,
+    build_filter_index as build_filter_index,
+    build_filter_index_from_global_indexes as build_filter_index_from_global_indexes,
+    build_filter_index_from_shard_indexes as build_filter_index_from_shard_indexes,
+)
 from .tools.lint.check_dataset import lint_dataset as lint_dataset
 from .loader import (
     BasicDataLoader as BasicDataLoader,

@@ -8,6 +8,7 @@
     │   │   └── MissingNameError (ImportError)  a name of ``megatron.energon`` is not offered
     │   ├── CacheDirectoryError (OSError)   the cache directory is not safe, or its file system has no locks
     │   ├── EmptyStreamError                there are more streams than samples
+    │   ├── FilterExistsError (FileExistsError)   the dataset has a filter of this name
     │   ├── MissingPackageError (ImportError)  an optional package is not installed
     │   ├── UnknownArgumentError (TypeError)  a function has no such argument
     │   ├── UntrustedCodeError              a dataset names code that the user did not trust
@@ -88,6 +89,7 @@ __all__ = [
     "EnergonStreamError",
     "FatalSampleError",
     "FieldError",
+    "FilterExistsError",
     "IgnoreSample",
     "IndexMismatchError",
     "LimitError",
@@ -195,6 +197,10 @@ class CacheDirectoryError(ConfigError, OSError):
 
 class EmptyStreamError(ConfigError):
     """Some stream would have no samples: there are more streams than samples."""
+
+
+class FilterExistsError(ConfigError, FileExistsError):
+    """The dataset has a filter of this name, which is not to be overwritten."""
 
 
 class MissingPackageError(ConfigError, ImportError):

@@ -129,7 +129,9 @@ def open_object(made: Any) -> OpenedObject:
     multiplier = options.pop("shuffle_over_epochs", 1)
     split_part = options.pop("split_part", None) or ("train" if made.training else "val")
     opening = {
-        name: options.pop(name) for name in ("split_config", "subset") if options.get(name) is not None
+        name: options.pop(name)
+        for name in ("split_config", "subset", "filter_name")
+        if options.get(name) is not None
     }
     shared = cast("DatasetOptions", {"worker_config": made.worker_config, **opening})
     request = DatasetRequest.of(str(made.path), split_part, shared, multiplier=multiplier)

@@ -99,8 +99,8 @@ class BaseWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         worker_config: Ranks, workers and seed. Default: the ranks of ``torch.distributed``, with 4 workers.
         subflavors: Put on each sample.
         part_filter: Parts that are used: names, or a function of a name; None for all.
-        **options: Other options: ``split_part``, ``split_config``, ``subset``, ``max_samples_per_sequence``,
-            ``shuffle_over_epochs``, ``parallel_shard_iters``.
+        **options: Other options: ``split_part``, ``split_config``, ``subset``, ``filter_name``,
+            ``max_samples_per_sequence``, ``shuffle_over_epochs``, ``parallel_shard_iters``.
     """
 
     build_sample: Callable[..., Any] | None = None  # makes a sample of its parts, while the dataset is read

@@ -55,6 +55,7 @@ class OpeningOptions(DecodingOptions, total=False):
     """The shared options without ``sample_type``, which decides the type of the samples."""
 
     subset: SubsetOption
+    filter_name: str | None
     where: str | None
     exclude: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
     share: float | None
@@ -88,6 +89,8 @@ class SharedOptions(OpeningOptions, total=False):
     Attributes:
         subset: Range of the split part: ``{"range": ["10%", "50%"]}`` or ``{"range": [0, 1000]}``. In a
             metadataset the percentages apply to each dataset. Default: all samples.
+        filter_name: Name of a filter: a file of the numbers of the samples to use; see
+            :func:`build_filter_index`. In a metadataset, ``filter:`` of a dataset.
         where: Filter over the columns of the dataset's tables, such as ``"clip > 0.28 and not duplicate"``;
             see :func:`add_table`. In a metadataset, set it and the next three where the dataset is named.
         exclude: Column of truth values, file of keys (``keys.txt``, one a line), list of bad samples
@@ -216,7 +219,7 @@ class DatasetRequest:
             _declared(options.get("sample_type"), options.get("field_map"), config),
             dict(options.get("subflavors") or {}),
             parse_view(
-                options,
+                {**options, "filter": options.get("filter_name")},
                 str(path)[:200],
                 lambda url: StoreSpec(url, None if is_local(url) else files.storage_options),
             ),

@@ -130,12 +130,12 @@ def _name(ref: MetadatasetRef) -> tuple[str, str]:
 
 def _check_overlaps(items: list[MixtureItem]) -> None:
     """Refuse ranges of sample numbers of one dataset that share samples, which are always a slip."""
-    numbered: dict[tuple[str, str, str], list[Subset]] = {}
+    numbered: dict[tuple[str, ...], list[Subset]] = {}
     for item in items:
         ref = item.ref
         if not isinstance(ref, LeafRef) or not ref.subset.in_samples:
             continue
-        others = numbered.setdefault((ref.spec.url, ref.split_part, ref.split_config), [])
+        others = numbered.setdefault((ref.spec.url, ref.split_part, ref.split_config, str(ref.view)), [])
         for other in others:
             if ref.subset.overlaps(other):
                 raise ConfigError(

@@ -1,4 +1,4 @@
-"""Views: which samples ``where``, ``exclude``, ``share`` and ``weight_by`` of a dataset select."""
+"""Views: which samples of a dataset ``filter``, ``where``, ``exclude``, ``share``, ``weight_by`` select."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from energon_stream.config.listed_samples import BadFile, bad_numbers, is_seen, 
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.index.bad_samples import is_list
 from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.kept_index import index_directory
 from energon_stream.index.yaml_io import read_text
 from energon_stream.rng import derive_key, uniform
 from energon_stream.selection import Selection
 from energon_stream.storage import StoreSpec
 from energon_stream.tables.expressions import Expression, parse_filter
+from energon_stream.tables.filter_index import FilterIndex, is_filter_name
 from energon_stream.tables.reading import open_tables
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ _EXCLUDE = Key(
     "name a column, a file of keys, a list of bad samples, or the folder of a run",
 )
 VIEW_KEYS = {
+    "filter": Key(is_filter_name, "name a filter that build_filter_index wrote"),
     "where": ANY,
     "exclude": _EXCLUDE,
     "share": Key(lambda value: is_number(value) and 0 < value <= 1, "use a number above 0, up to 1"),
@@ -63,6 +66,7 @@ class View:
     share: float | None = None  # share of the samples, by a hash of the sample's shard and number in it
     weight_by: str | None = None  # column of weights
     bad: tuple[BadFile, ...] = ()  # lists of bad samples
+    filter: str | None = None  # name of a filter index
 
     @property
     def needs_tables(self) -> bool:
@@ -74,6 +78,7 @@ class View:
         lists = [] if exclude is None else [exclude]
         lists += [each.spec.url for each in self.bad]
         parts = {
+            "filter": self.filter,
             "where": self.where and self.where.text,
             "exclude": (lists if len(lists) > 1 else lists[0]) if lists else None,
             "share": self.share,
@@ -110,7 +115,8 @@ def parse_view(value: Mapping[str, Any], where: str, spec_of: Callable[[str], St
             hint="name one, and any number of lists of bad samples",
         )
     share = None if share is None else float(share)
-    return View(condition, exclude[0] if exclude else None, share, given["weight_by"], tuple(bad))
+    without = exclude[0] if exclude else None
+    return View(condition, without, share, given["weight_by"], tuple(bad), given["filter"])
 
 
 def _names(value: Any) -> Sequence[Any]:
@@ -131,7 +137,9 @@ def with_view(index: DatasetIndex, view: View, limits: Limits) -> DatasetIndex:
     """
     is_only_bad = view == View(bad=view.bad)
     is_folder = isinstance(index, WebDatasetIndex) and index.every is not None and index.shard_ids is not None
-    if not is_folder and not is_only_bad:
+    is_filter = view == View(bad=view.bad, filter=view.filter)
+    is_file = is_filter and not isinstance(index, (WebDatasetIndex, JoinIndex))
+    if not (is_folder or is_file or is_only_bad):
         raise ConfigError(
             f"the view ({view}) needs a prepared folder of tars", where=index.name, hint="prepare the dataset"
         )
@@ -157,6 +165,7 @@ class _Selecting:
         self._every = index.every if isinstance(index, WebDatasetIndex) else None
         self.bad: Int64Array = bad_numbers(index, view.bad)
         self._keys, self._limits = "", limits
+        self._filter = None if view.filter is None else FilterIndex(index.spec, view.filter)
         if isinstance(view.exclude, StoreSpec):
             self._keys = read_text("", view.exclude.open(), limits)
 
@@ -181,8 +190,12 @@ class _Selecting:
     def _kept_name(self, tables: Tables | None) -> str | None:
         """Return the name of the selection among the kept files; None if it is not kept."""
         index, versions = self._index, () if tables is None else tables.versions
-        if versions is None or index.num_samples < _LEAST_KEPT or self._every is None:
+        if index.num_samples < _LEAST_KEPT or self._every is None:
             return None
+        kept = () if self._filter is None else self._filter.versions(self._limits)
+        if versions is None or kept is None:
+            return None
+        versions = (*versions, *kept)
         parts = index.spec.url, _RULES, str(self._view), str(self._every.info_digest), *versions
         excluded = self._keys, self.bad.tobytes().decode("latin-1")
         return f"{kept_name(*parts, *excluded, *index.shard_paths)}.bits"
@@ -192,7 +205,14 @@ class _Selecting:
         every = None if tables is None else self._of_tables(tables)
         weights = list[Any]()
         excluded = self._excluded()
-        if every is not None and view.share is None and not len(excluded) and self._is_whole():
+        kept = None if self._filter is None else self._filter.selection(self._index, self._limits)
+        if (
+            every is not None
+            and kept is None
+            and view.share is None
+            and not len(excluded)
+            and self._is_whole()
+        ):
             return every if view.weight_by is None else replace(every, weights=_sums(self._all_weights))
 
         def masks() -> Iterator[Mask]:
@@ -204,6 +224,8 @@ class _Selecting:
                 )
                 if view.share is not None:
                     chosen = chosen & (self._draws(first, last) < view.share)
+                if kept is not None:
+                    chosen = chosen & kept.mask(number, number + last - first)
                 begin, end = np.searchsorted(excluded, [first, last])
                 chosen[excluded[begin:end] - first] = False
                 if every is not None and self._all_weights is not None:

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
+from energon_stream import (
+    WorkerConfig,
+    build_filter_index,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
 from energon_stream.errors import (
     ConfigError,
     EmptyDatasetError,
@@ -331,6 +337,9 @@ def test_kept_selections_are_the_same(texts, tmp_path, monkeypatch):
     for path in kept:
         path.write_bytes(path.read_bytes()[:-1])
     assert [in_order(texts, **view) for view in views] == first
+    for numbers in ([1, 5], [2, 5]):  # the files have new versions
+        build_filter_index(texts, "some", numbers, overwrite=True)
+        assert in_order(texts, filter_name="some") == in_order(texts, filter_name="some") == numbers
 
 
 @pytest.mark.parametrize(

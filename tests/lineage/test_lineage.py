@@ -20,6 +20,7 @@ from energon_stream import (
     PlannedPacking,
     SkipSample,
     WorkerConfig,
+    build_filter_index,
     compute_costs,
     get_savable_loader,
     get_train_dataset,
@@ -78,9 +79,11 @@ class Packing(Skipping):
 
 @pytest.fixture(scope="module")
 def captions(tmp_path_factory):
-    return prepared_captioning_dataset(
+    folder = prepared_captioning_dataset(
         tmp_path_factory.mktemp("lineage") / "captions", shards=6, samples_per_shard=20, split_ratio=(6, 0, 0)
     )
+    build_filter_index(folder, "some", range(1, 120, 3))
+    return folder
 
 
 def train(path, run, world, states, steps, *, encoder=None, **options):
@@ -119,8 +122,9 @@ def named(step):
         (Skipping, {}),
         (Packing, {"packing_buffer_size": 5}),
         (Skipping, {"virtual_epoch_length": 8}),
+        (Skipping, {"filter_name": "some"}),
     ],
-    ids=["plain", "skips", "packs", "epochs"],
+    ids=["plain", "skips", "packs", "epochs", "filter"],
 )
 def test_each_step_and_sample_of_a_run_on_three_topologies_is_found(captions, tmp_path, encoder, options):
     run, states, seen = tmp_path / "run", None, []

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from energon_stream import CacheConfig, prepare_metadataset
+from energon_stream import CacheConfig, build_filter_index, prepare_metadataset
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.yaml_io import dump_yaml
@@ -39,6 +39,7 @@ def root(tmp_path_factory):
     for name, shards in (("few", 2), ("many", 5)):
         yaml = {"sample_type": TEXT, "field_map": {"text": "txt"}, "subflavors": {"of": name}}
         dataset(lake / name, yaml, shards)
+    build_filter_index(lake / "whole", "some", range(0, 1800, 2))
     write_shards(lake / "plain", shards=4, samples_per_shard=300, parts=parts)
     meta = lake / "whole" / ".nv-meta"
     for name, yaml in {

@@ -28,6 +28,7 @@ KINDS = {
         "whole",
         {"shuffle_buffer_size": 1000, "read_options": replace(ORDER["read_options"], max_gap=20_000)},
     ),
+    "filter": ("whole", {"filter_name": "some"}),
     "subset": ("whole", {"subset": ["20%", "90%"]}),
     "not prepared": ("plain/data-{000000..000003}.tar", {}),
     "lines": ("lines.jsonl", {}),
