@@ -109,7 +109,12 @@ from .decode import (
     FileStoreDecoder as FileStoreDecoder,
     SampleDecoder as SampleDecoder,
 )
-from .auxiliary import SystemFileStore as SystemFileStore
+from .auxiliary import (
+    AuxFileStoreReference as AuxFileStoreReference,
+    ByteRangeStore as ByteRangeStore,
+    SystemFileStore as SystemFileStore,
+    register_aux_filestore_protocol as register_aux_filestore_protocol,
+)
 from .read.read_options import ReadOptions as ReadOptions
 from .config import (
     DatasetLoader as DatasetLoader,
@@ -119,6 +124,8 @@ from .config import (
     MetadatasetV2 as MetadatasetV2,
     get_train_dataset as get_train_dataset,
     get_val_dataset as get_val_dataset,
+    get_processing_dataset as get_processing_dataset,
+    get_processing_datasets as get_processing_datasets,
     get_val_datasets as get_val_datasets,
     load_dataset as load_dataset,
     prepare_metadataset as prepare_metadataset,

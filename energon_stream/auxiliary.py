@@ -1,19 +1,26 @@
-"""File stores of prepared datasets, with one range request per part, and of folders with media metadata."""
+"""File stores of prepared datasets, with one range request per part, and of folders with media metadata.
+
+Also ranges of files, and stores of the program's own by the protocol of their URL.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from energon_stream.errors import (
+    ConfigError,
     CorruptTarError,
     IndexMismatchError,
     MetadataError,
     NotPreparedError,
     ObjectNotFoundError,
+    SampleError,
     StorageError,
     UnsupportedStoreError,
 )
@@ -28,7 +35,7 @@ from energon_stream.media.file_store import unknown_name
 from energon_stream.media.metadata import MediaMetadataBase, deserialize_media_metadata
 from energon_stream.printable import strip_credentials
 from energon_stream.samples import SourceInfo
-from energon_stream.storage import ByteRange, Store, StoreSpec
+from energon_stream.storage import ByteRange, Store, StoreSpec, Transport
 from energon_stream.tar.format import TAR_RECORD, check_header, split_name
 
 _FIND = """
@@ -215,3 +222,136 @@ class SystemFileStore(FolderFileStore):
 def _no_media(where: str) -> UnsupportedStoreError:
     hint = "run `energon-stream prepare-media`"
     return UnsupportedStoreError("media metadata was not indexed", where=where, hint=hint)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class ByteRangeStore(FileStore[bytes]):
+    """Ranges of the files of a folder: ``store["lines.bin#bytes=8192:120"]`` has 120 bytes from 8,192 on.
+
+    Args:
+        root: Path or URL of the folder.
+        storage_options: Options of the URL's file system, such as credentials.
+        transport: ``"auto"``, ``"obstore"`` or ``"fsspec"``.
+
+    Example:
+        >>> from energon_stream import ByteRangeStore
+        >>> ByteRangeStore("s3://data")["mix.yaml#bytes=2:6"][0]
+        b'module'
+    """
+
+    files: FolderFileStore
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | StoreSpec,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        transport: Transport = "auto",
+    ) -> None:
+        files = FolderFileStore(root, storage_options=storage_options, transport=transport)
+        object.__setattr__(self, "files", files)
+
+    def __getitem__(self, key: str) -> tuple[bytes, SourceInfo]:
+        """Read a range by one request; see ``FileStore``. Raises SampleError if the key names none."""
+        path, _, place = key.rpartition("#bytes=")
+        found = _RANGE.fullmatch(place)
+        if not path or found is None:
+            hint = "keys are path#bytes=offset:size"
+            raise SampleError(f"{key!r:.80} names no range of a file", where=self.get_path(), hint=hint)
+        return self._read(path, *map(int, found.groups())), SourceInfo(self.get_path(), key, None, (key,))
+
+    def read_range(self, path: str, offset: int, size: int, *, sample: Any = None) -> bytes:
+        """Return ``size`` bytes of a file; see :meth:`FileStore.get`. Raises RangeError beyond its end."""
+        return self.get(f"{path}#bytes={offset}:{size}", sample)
+
+    def _read(self, path: str, offset: int, size: int) -> bytes:
+        place, _ = self.files.place(path)
+        wanted = ByteRange(offset, offset + size)
+        return open_once(place.spec).get_range(place.path, wanted).data.tobytes() if size else b""
+
+    def get_path(self) -> str:
+        """Return the path or URL of the folder."""
+        return self.files.get_path()
+
+
+_RANGE = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
+_PROTOCOL = re.compile(r"[a-z][a-z0-9.-]*")
+
+
+class AuxFileStoreReference(ABC):
+    """Store that an ``aux:`` URL names, by a protocol of :func:`register_aux_filestore_protocol`.
+
+    Example:
+        >>> from energon_stream import AuxFileStoreReference, SystemFileStore
+        >>> class Folder(AuxFileStoreReference):
+        ...     def __init__(self, rest):
+        ...         self.rest = rest
+        ...     def get_file_store(self):
+        ...         return SystemFileStore(self.rest)
+        >>> Folder("captions").get_traversed_path()
+        'captions'
+    """
+
+    @abstractmethod
+    def get_file_store(self) -> FileStore[Any]:
+        """Return the store: a value that can be pickled, because workers get it, too."""
+
+    def get_traversed_path(self) -> Any:
+        """Return the path to show."""
+        return self.get_file_store().get_path()
+
+    def _resolve_path(self, recipe_path: Any) -> None:  # noqa: B027 # may be left as it is
+        """Note the path of the metadataset file, to which a path in the URL may be relative."""
+
+
+AuxProtocolFactory = Callable[[str], AuxFileStoreReference]
+_protocols: dict[str, AuxProtocolFactory] = {}
+
+
+def register_aux_filestore_protocol(
+    name: str, factory: AuxProtocolFactory, *, override: bool = False
+) -> None:
+    """Let ``aux:`` of metadatasets name stores of your own: ``aux: {words: NAME://REST}``.
+
+    A metadataset in a store may name them only where ``allow_urls`` has the prefix ``NAME://``. Bytes of the
+    store are decoded by the key; other values stay as they are.
+
+    Args:
+        name: The protocol: letters, digits, ``.`` and ``-``. Capital letters do not count.
+        factory: Called with ``REST``; returns an :class:`AuxFileStoreReference`.
+        override: Whether a protocol of that name may be replaced.
+
+    Raises:
+        ConfigError: The name is taken, or none.
+
+    Example:
+        >>> from energon_stream import AuxFileStoreReference, SystemFileStore, register_aux_filestore_protocol
+        >>> class Demo(AuxFileStoreReference):
+        ...     def __init__(self, rest):
+        ...         self.path = rest
+        ...     def get_file_store(self):
+        ...         return SystemFileStore(self.path)
+        >>> register_aux_filestore_protocol("demo", Demo)
+    """
+    key = name.lower()
+    if _PROTOCOL.fullmatch(key) is None:
+        raise ConfigError(f"{name!r:.80} is no protocol", hint="use letters, digits, . and -")
+    if not override and (key in _protocols or key in ("filesystem", "byterange")):
+        raise ConfigError(
+            f"the protocol {name!r} is taken", hint="choose another name, or pass override=True"
+        )
+    _protocols[key] = factory
+
+
+def is_registered(url: str) -> bool:
+    """Return whether a URL has a protocol of :func:`register_aux_filestore_protocol`."""
+    return url.partition("://")[0].lower() in _protocols
+
+
+def registered_store(url: str, beside: Any) -> FileStore[Any]:
+    """Return the store of such a URL; ``beside`` is the path of the metadataset, or None."""
+    protocol, _, rest = url.partition("://")
+    reference = _protocols[protocol.lower()](rest)
+    if beside is not None:
+        reference._resolve_path(beside)
+    return reference.get_file_store()

@@ -1,6 +1,8 @@
 from .get_datasets import (
     get_train_dataset as get_train_dataset,
     get_val_dataset as get_val_dataset,
+    get_processing_dataset as get_processing_dataset,
+    get_processing_datasets as get_processing_datasets,
     get_val_datasets as get_val_datasets,
 )
 from .interface import (

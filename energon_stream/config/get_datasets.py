@@ -16,8 +16,9 @@ from energon_stream.config.mixture import open_mixture
 from energon_stream.config.planned_packs import PlannedPacking, pack_mixture
 from energon_stream.config.weight_unit import weigh_by
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline import Ends, SavableDataset, with_ends
+from energon_stream.pipeline import ConcatDataset, Ends, SavableDataset, with_ends
 from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
+from energon_stream.task.build import processed
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -275,6 +276,43 @@ def get_val_datasets(
         (_batched(request, [dataset], batch_drop_last, limit, ends), item.ref)
         for dataset, item in zip(mixture.val_datasets(), mixture.items, strict=True)
     ]
+
+
+def get_processing_dataset(
+    path: PathOption, *, split_part: str = "train", **options: Unpack[DatasetOptions]
+) -> SavableDataset[Any]:
+    """Open a dataset to process each sample once: in order, cooked and encoded, neither packed nor batched.
+
+    The datasets of a metadataset follow each other, whatever their weights and repetitions. One that is named
+    twice is read twice. :func:`get_train_dataset` describes the arguments and errors.
+
+    Example:
+        >>> from energon_stream import get_processing_dataset
+        >>> sum(1 for sample in get_processing_dataset("mix.yaml"))
+        96
+    """
+    request = DatasetRequest.of(path, split_part, options)
+    mixture = open_mixture(request)
+    each = _takes_each_dataset(request, "build_cook_crude_sample")
+    datasets = mixture.val_datasets() if each else [mixture.val_dataset()]
+    made = [processed(request.encoder, dataset, request.config) for dataset in datasets]
+    return made[0] if len(made) == 1 else ConcatDataset(*made)
+
+
+def get_processing_datasets(
+    path: PathOption, *, split_part: str = "train", **options: Unpack[DatasetOptions]
+) -> list[tuple[SavableDataset[Any], AnyLeafRef]]:
+    """Open each dataset on its own, as :func:`get_processing_dataset` does, with its reference.
+
+    Example:
+        >>> from energon_stream import get_processing_datasets
+        >>> [len(list(dataset)) for dataset, ref in get_processing_datasets("mix.yaml")]
+        [48, 48]
+    """
+    request = DatasetRequest.of(path, split_part, options)
+    mixture = open_mixture(request)
+    made = (processed(request.encoder, dataset, request.config) for dataset in mixture.val_datasets())
+    return list(zip(made, (item.ref for item in mixture.items), strict=True))
 
 
 def _takes_each_dataset(request: DatasetRequest, hook: str) -> bool:

@@ -6,7 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from energon_stream.auxiliary import SystemFileStore, WebdatasetFileStore
+from energon_stream.auxiliary import (
+    ByteRangeStore,
+    SystemFileStore,
+    WebdatasetFileStore,
+    registered_store,
+)
 from energon_stream.config.dataset_yaml import DatasetYamlOptions, make_sample_factory
 from energon_stream.config.named_code import import_class, imported_joiner, is_own_module
 from energon_stream.config.references import AnyLeafRef, AuxRef, JoinerRef, JoinRef, LeafRef
@@ -19,6 +24,7 @@ from energon_stream.index.join_index import JoinIndex
 from energon_stream.media import AuxStores, DecodeFileStore, FileStore
 from energon_stream.pipeline.failure_notes import JOIN_MEMBER
 from energon_stream.pipeline.leaf import DatasetLeaf, Leaf
+from energon_stream.plugins import load_plugin
 from energon_stream.samples import Sample, SourceInfo
 from energon_stream.schedule import LeafPlan, OrderSpec
 from energon_stream.task.cooking import cooker_parts
@@ -85,8 +91,14 @@ def _dataset_leaf(
 
 
 def _file_store(ref: AuxRef, decoder: FileStoreDecoder | None) -> FileStore[Any]:
-    files = ref.kind == "filesystem"
-    store: FileStore[Any] = SystemFileStore(ref.spec) if files else WebdatasetFileStore(ref.spec)
+    if ref.kind == "byterange":  # parts of files are no files to decode
+        return ByteRangeStore(ref.spec)
+    store: FileStore[Any]
+    if ref.kind == "registered":
+        beside = ref.beside and load_plugin("path_class")(ref.beside)
+        store = registered_store(ref.spec.url, beside)
+    else:
+        store = SystemFileStore(ref.spec) if ref.kind == "filesystem" else WebdatasetFileStore(ref.spec)
     return store if decoder is None else DecodeFileStore(store, decoder=decoder)
 
 

@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.auxiliary import is_registered
 from energon_stream.cache import CacheConfig, CacheLayer
 from energon_stream.config.document_keys import (
     ANY,
@@ -222,22 +223,29 @@ class _Parser:
         return replace(spec, through=CacheLayer(CacheConfig(**cache)))
 
     def aux(self, value: Any, at: str) -> AuxRef:
-        """Parse ``path``, ``filesystem://…``, ``filesystem+scheme://…``, ``{path: …}``, ``{fs_path: …}``."""
-        path, files = value, False
+        """Parse ``path``, ``filesystem://…``, ``filesystem+scheme://…``, ``{path: …}``, ``{fs_path: …}``;
+        ``byterange`` as ``filesystem``, and protocols of the program.
+        """
+        path: Any = value
+        kind: Literal["webdataset", "filesystem", "byterange"] = "webdataset"
         if isinstance(value, Mapping):
             read_keys(value, {"path": ANY, "fs_path": ANY}, at)
             if len(value) == 1:
-                ((kind, path),) = value.items()
-                files = kind == "fs_path"
-        elif isinstance(value, str) and value.startswith(("filesystem://", "filesystem+")):
-            path, files = value.removeprefix("filesystem://").removeprefix("filesystem+"), True
+                ((key, path),) = value.items()
+                kind = "filesystem" if key == "fs_path" else kind
+        elif isinstance(value, str) and is_registered(value):
+            return AuxRef(self.spec_of(value), "registered", None if self.file is None else self.file.url)
+        elif isinstance(value, str):
+            for prefix in ("filesystem", "byterange"):
+                if value.startswith((f"{prefix}://", f"{prefix}+")):
+                    path, kind = value[len(prefix) :].removeprefix("://").removeprefix("+"), prefix
         if not isinstance(path, str) or not path:
             what, hint = f"{value!r:.80} does not name auxiliary data", "use a path, or {fs_path: folder}"
             raise MetadataError(what, where=at, hint=hint)
-        if not files and dataset_kind(path) != "webdataset":
+        if kind == "webdataset" and dataset_kind(path) != "webdataset":
             hint = "auxiliary data is looked up in prepared folders"
             raise MetadataError(f"{path!r} is not a folder", where=at, hint=hint)
-        return AuxRef(self.spec_of(path), "filesystem" if files else "webdataset")
+        return AuxRef(self.spec_of(path), kind)
 
     def join(self, given: Mapping[str, Any], at: str, split: str) -> JoinRef:
         """Parse a join of datasets by position (list) or by keyword (mapping)."""

@@ -29,7 +29,9 @@ class AuxRef:
     """A reference to auxiliary data, which cookers look up by key."""
 
     spec: StoreSpec
-    kind: Literal["webdataset", "filesystem"]  # a prepared dataset, or a folder of plain files
+    # A prepared dataset, a folder of plain files, ranges of them, or a store by a protocol of the program.
+    kind: Literal["webdataset", "filesystem", "byterange", "registered"]
+    beside: str | None = None  # URL of the metadataset file, to which the program's store may be relative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,11 +238,15 @@ class DecodeFileStore(FileStoreWrapper):
             file, source = self.inner.open(key)
             return self.decoder.decode_file(key, file), source
         data, source = self.inner[key]
-        return self.decoder.decode(key, data), source
+        return self._decoded(key, data), source
 
     def decode(self, key: str, data: Any) -> Any:
         """Decode the inner store's data."""
-        return self.decoder.decode(key, self.inner.decode(key, data))
+        return self._decoded(key, self.inner.decode(key, data))
+
+    def _decoded(self, key: str, data: Any) -> Any:
+        is_made = not isinstance(data, (bytes, bytearray, memoryview))  # by a store of the user's own
+        return data if is_made else self.decoder.decode(key, data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from inspect import Parameter, isgeneratorfunction, signature, unwrap
+from inspect import isgeneratorfunction, unwrap
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
@@ -32,6 +32,7 @@ from energon_stream.task.loaded_dataset import (
     DatasetBlendMode,
     LoadedDataset,
     PackingGroupConfig,
+    call_with_accepted,
     group_members,
 )
 from energon_stream.task.packers import LengthPacker
@@ -295,20 +296,7 @@ def _built(
     """
     if not datasets:
         raise ConfigError("there is no dataset", hint="pass one dataset or more in datasets=")
-    if not encoder._hook_overridden("build_cook_crude_sample"):
-        cooked = [encoder.build_cook_crude_sample(each.dataset, worker_config=config) for each in datasets]
-    else:
-        cooked = [
-            call_with_accepted(
-                partial(encoder.build_cook_crude_sample, each.dataset),
-                worker_config=config,
-                subflavors=each.subflavors or {},
-                get_primary_aux=getattr(each.dataset, "as_file_store", None),
-                aux=each.aux,
-            )
-            for each in datasets
-        ]
-    pairs = [(dataset, each.weight) for dataset, each in zip(cooked, datasets, strict=True)]
+    pairs = [(_cooked(encoder, each, config), each.weight) for each in datasets]
 
     def joined(pairs: Sequence[tuple[Any, Any]], is_whole: bool) -> SavableDataset[Any]:
         dataset = pairs[0][0] if len(pairs) == 1 else combine(*pairs)
@@ -333,6 +321,27 @@ def _built(
         dataset = _packed(encoder, encoded, group.packing_buffer_size, config)
         packed.append((dataset, sum(weight or 0 for _, weight in chosen)))
     return encoder._build_batches(joined(packed, True), worker_config=config, **batching)
+
+
+def _cooked(encoder: PipelineBuilder, loaded: LoadedDataset, config: WorkerConfig) -> SavableDataset[Any]:
+    if not encoder._hook_overridden("build_cook_crude_sample"):
+        return encoder.build_cook_crude_sample(loaded.dataset, worker_config=config)
+    made: SavableDataset[Any] = call_with_accepted(
+        partial(encoder.build_cook_crude_sample, loaded.dataset),
+        worker_config=config,
+        subflavors=loaded.subflavors or {},
+        get_primary_aux=getattr(loaded.dataset, "as_file_store", None),
+        aux=loaded.aux,
+    )
+    return made
+
+
+def processed(encoder: PipelineBuilder, loaded: LoadedDataset, config: WorkerConfig) -> SavableDataset[Any]:
+    """Return a dataset of cooked and encoded samples, without packs and batches."""
+    encoded = encoder.build_encode_sample(_cooked(encoder, loaded, config), worker_config=config)
+    dataset = _map_hook(encoder, encoded, "postencode_sample", config)
+    dataset.training = False
+    return dataset
 
 
 def _packed(
@@ -414,14 +423,3 @@ def _mapped(
 
 def _tolerance(encoder: PipelineBuilder, function: Callable[..., Any]) -> int:
     return get_failure_tolerance(function, encoder.__default_failure_tolerance__)
-
-
-def call_with_accepted(function: Callable[..., Any], **arguments: Any) -> Any:
-    """Call a function with the keyword arguments that its signature accepts, and leave out the others.
-
-    Task encoders written for older versions override ``build_train_datasets`` with fewer parameters.
-    """
-    parameters = signature(function).parameters
-    if all(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        arguments = {name: value for name, value in arguments.items() if name in parameters}
-    return function(**arguments)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
@@ -86,3 +87,14 @@ def group_members(groups: Sequence[PackingGroupConfig], datasets: Sequence[Loade
             hint="put each of the datasets that it gets into exactly one group, and leave no group empty",
         )
     return members
+
+
+def call_with_accepted(function: Callable[..., Any], **arguments: Any) -> Any:
+    """Call a function with the keyword arguments that its signature accepts, and leave out the others.
+
+    Task encoders written for older versions override ``build_train_datasets`` with fewer parameters.
+    """
+    parameters = signature(function).parameters
+    if all(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        arguments = {name: value for name, value in arguments.items() if name in parameters}
+    return function(**arguments)

@@ -75,6 +75,7 @@ FORMS = {
     "aux": lambda url: {"path": "../data", "aux": {"media": url}},
     "aux folder": lambda url: {"path": "../data", "aux": {"media": {"fs_path": url}}},
     "aux file system": lambda url: {"path": "../data", "aux": {"media": f"filesystem://{url}"}},
+    "aux byte ranges": lambda url: {"path": "../data", "aux": {"media": f"byterange://{url}"}},
     "join": lambda url: {
         "join": [{"path": "../data"}, {"path": url}],
         "joiner": {"__module__": "energon_stream", "__class__": "TextSample"},
