@@ -12,6 +12,7 @@ import subprocess
 import sys
 import uuid
 import weakref
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,20 @@ FRAMEWORKS = {"integrations", "frameworks"}  # folders
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the modules by directory, and deal them to the parts of the list with which the processes begin.
 
+    Cells that the marker ``every`` leaves out are slow.
+
     Large frameworks take long to import, so the last process alone runs the tests of them, and begins with
     these: others take over from the end of its part.
     """
     modules: dict[Path, list[pytest.Item]] = {}
+    cells: Counter[str] = Counter()  # seen so far, by the test that they are of
     for item in items:
         modules.setdefault(item.path, []).append(item)
+        if (every := item.get_closest_marker("every")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if cells[test] % every.args[0]:
+                item.add_marker("slow")
+            cells[test] += 1
 
     def rank(path: Path) -> int:
         parts = path.relative_to(ROOT).parts

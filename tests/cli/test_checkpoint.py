@@ -102,6 +102,7 @@ def restored(found, kind, world):
     return loaders
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kind", ["ranks", "list", "streams of ranks", "union"])
 @pytest.mark.parametrize("by_torch", [True, False])
 @pytest.mark.parametrize("wrapped", [True, False])

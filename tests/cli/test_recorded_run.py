@@ -93,6 +93,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_the_record_stands_for_path_and_options(place, alone, command):
     run, _ = alone
@@ -186,6 +187,7 @@ def test_a_run_of_planned_packs_needs_the_name_of_their_costs(place):
     assert ask("plan", "--run", run, "--pack-cost", "tokens", "--steps", "5", "--json") == by_hand
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "options",
     [{"share": 0.4}, {"subset": [10, 60]}, {"repeat": False}],

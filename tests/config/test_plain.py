@@ -127,6 +127,7 @@ def known(state):
     return {name: value for name, value in state.items() if name not in ("identities", "digest")}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transport", ["auto", "fsspec"])
 @pytest.mark.parametrize("kind", ["braces", "folder"])
@@ -436,6 +437,7 @@ NAMED = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("where", ["local", "S3"])
 @pytest.mark.parametrize("case", NAMED)
 def test_what_cannot_be_read_is_named(s3_server, tars, options, case, where):

@@ -139,6 +139,7 @@ def test_a_list_of_bad_samples_narrows_a_view(texts, tmp_path):
     assert by_list == by_column
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("view", [{"where": WHERE}, {"share": 0.5, "weight_by": "weight"}])
 def test_resume_is_exact_on_other_ranks_and_workers(texts, view):
     whole = take(train(texts, **view), 40)
@@ -154,6 +155,7 @@ def test_resume_is_exact_on_other_ranks_and_workers(texts, view):
     assert [batch for pair in zip(*ranks, strict=True) for batch in pair] == whole
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("view", [{"where": WHERE}, {"share": 0.5, "weight_by": "weight"}])
 @pytest.mark.parametrize(("before", "after", "workers"), [(1, 4, 0), (4, 2, 0), (2, 1, 2)])
 def test_a_state_is_dealt_to_other_ranks_and_workers(texts, view, before, after, workers):

@@ -102,6 +102,7 @@ def same(one, other):
     return one.dtype == other.dtype and np.array_equal(one, other)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("least", [None, (20, 20), (3, 5), (1, 1)])
 @pytest.mark.parametrize("mode", IMAGE_MODES)
 @pytest.mark.parametrize("backend", FAST)

@@ -275,6 +275,7 @@ def check(error, kind, place, hint):
     assert SECRET not in "".join(traceback.format_exception(error)) + repr(error) + json.dumps(vars(error))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", OPENING)
 def test_opening_and_restoring(ground, case):
     act, kind, place, hint = OPENING[case]
@@ -283,6 +284,7 @@ def test_opening_and_restoring(ground, case):
     check(caught.value, kind, place, hint)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("case", READING)
 def test_reading(ground, case, workers):

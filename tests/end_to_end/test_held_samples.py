@@ -63,6 +63,7 @@ PIPELINES = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_restore_in_the_middle_goes_on_identically(name, captions_url, options, captions):
     for workers, cut in [(0, 5), (1, 1), (2, 6), (3, 2)]:

@@ -43,6 +43,7 @@ def batches(captions, localstack, seaweedfs):
     return dict(zip(CASES, found, strict=True))
 
 
+@pytest.mark.every(3)
 @pytest.mark.localstack
 @pytest.mark.seaweedfs
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))

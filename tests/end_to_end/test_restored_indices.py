@@ -140,6 +140,7 @@ def take(loader, number):
     return [batch for _, batch in zip(range(number), loader, strict=False)]
 
 
+@pytest.mark.every(5)
 @pytest.mark.energon("loader.restore_sample", "TaskEncoder.current_batch_index")
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("workers", [0, 2])
@@ -158,6 +159,7 @@ def test_single_samples_keep_their_indices(captions):
             assert loader.restore_sample(sample.__restore_key__).caption == sample.caption
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("encoder", [Generators, PacksOfGenerators])
 @pytest.mark.parametrize("number", range(1, 8))
 def test_a_resumed_generator_keeps_its_indices(captions, encoder, number):

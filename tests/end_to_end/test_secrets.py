@@ -60,6 +60,7 @@ WAYS = [("s3", "obstore"), ("s3", "fsspec"), ("http", "fsspec")]
 """Schemes and transports. obstore takes no URL with a query, so those are read through fsspec."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("scheme", "transport"), WAYS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_errors_and_logs_of_a_store(s3_server, caplog, transport, scheme, fault):
@@ -114,6 +115,7 @@ NAMES = (
 """Of queries, as servers and gateways name what lets a client in."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("status", [403, 404, 503])
 def test_queries_of_any_name(s3_server, caplog, name, status):

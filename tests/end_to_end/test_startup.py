@@ -123,6 +123,7 @@ def until_served(log, keys, sample_bytes=SAMPLE_BYTES):
     raise AssertionError(f"never read: {+wanted}")
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("bucket", ["shards-8", "shards-64", "shards-10000", f"shards-{HUGE}"])
 def test_the_first_batch_costs_its_metadata_its_index_entries_and_its_samples(server, bucket):
     with get_savable_loader(open_dataset(server, bucket, in_flight=1)) as loader:  # in order of urgency
@@ -177,6 +178,7 @@ def in_ranks(rank, world):
     return WorkerConfig(rank, world, 0, num_streams=12)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("world", "rank"), [(1, 0), (2, 1), (4, 3), (6, 0), (12, 11)])
 def test_a_restore_on_another_number_of_ranks_waits_for_little_more_than_its_first_batch(
     server, after_60_batches, world, rank
@@ -201,6 +203,7 @@ def test_workers_read_no_metadata(server):
     assert metadata(server.log()) == METADATA
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("bucket", [f"shards-{HUGE}", "listed"])
 def test_a_dataset_of_a_hundred_thousand_shards_fits_in_64_mb(server, bucket):
     open_dataset(server, "shards-8")  # imports and the client are not the dataset's

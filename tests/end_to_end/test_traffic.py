@@ -182,6 +182,7 @@ def test_the_first_pass_costs_some_more_requests_for_its_early_first_batch(one_p
     assert counted.total_requests - counted.hedges - counted.retries + OPENING <= 0.016 * SAMPLES
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("position", [0, 45, 170])
 def test_the_first_batch_waits_for_its_own_bytes_only(root, server, workers, position):

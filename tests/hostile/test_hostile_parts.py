@@ -67,6 +67,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_before_it_takes_the_memory(name):
     bomb = BOMBS[name]()

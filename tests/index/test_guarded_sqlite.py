@@ -150,6 +150,7 @@ WAYS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_only_tables_are_read(damaged, attack, way):
@@ -210,6 +211,7 @@ def inner_page(size, child):
     return (head + pointers).ljust(size - len(content), b"\0") + content
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("table", ["samples", "sample_parts", "media_metadata"])
 def test_pages_that_refer_to_each_other_without_end_are_refused(damaged, table):
     path = damaged("")

@@ -58,6 +58,7 @@ def expected(data):
     return found
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("depth", [0, 1, 3, 20])
 def test_it_gives_the_same_batches_and_ends_with_the_epochs(data, expected, workers, depth):
@@ -67,6 +68,7 @@ def test_it_gives_the_same_batches_and_ends_with_the_epochs(data, expected, work
     loader.close()
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_its_state_is_that_of_the_last_batch_given_out(data, expected, workers, depth):

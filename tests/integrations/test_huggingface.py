@@ -230,6 +230,7 @@ CASES = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("case", CASES)
 def test_the_trainer_goes_on_with_the_next_batch_wherever_it_saved(data, train, tmp_path, case):
     options, arguments, count, per_step = CASES[case]
@@ -367,6 +368,7 @@ def cut(file):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "damage",
     [

@@ -37,6 +37,7 @@ def test_they_do_not_name_this_library(program):
     assert "energon_stream" not in code
 
 
+@pytest.mark.every(2)
 def test_the_quickstart(run, data, place):
     bring, environment = place
     printed = run(*RUN, QUICKSTART, bring(data), **environment)

@@ -57,6 +57,7 @@ def graph(request):
     return GRAPHS[request.param]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_loop_is_an_epoch(data, expected, graph, workers):
     loader = make_loader(data, workers)
@@ -72,6 +73,7 @@ def test_a_node_without_a_loader_around_it(data, expected, graph):
         assert keys(root) == epoch
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resuming_goes_on_with_the_next_batch_wherever_it_was_saved(data, expected, graph, workers):
     inner = make_loader(data, workers)

@@ -115,6 +115,7 @@ def named(step):
     return [f"{sample.shard}/{sample.key}" for sample in step.samples]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("encoder", "options"),
     [

@@ -120,6 +120,7 @@ def test_batch_k_comes_from_stream_k_in_epochs_of_any_length():
         job.close()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("make", [epochs, wrapped, nested, limits, anew])
 @given(st.data())
 @examples(12)
@@ -226,6 +227,7 @@ def test_epochs_by_passes_over_the_data_are_of_the_whole_job():
     assert ranks(1)[0].config() == ranks(3)[0].config()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("workers", [0, 2, 3])
 def test_turns_go_on_where_streams_give_less_than_their_share(workers):
     """Processes agree on whose turn it is also where a function skips, so that the last of a pass may be

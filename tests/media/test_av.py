@@ -75,6 +75,7 @@ def clip(decoder, begin, end, unit="seconds"):
     return (numbers(clips[0]), tuple(round(t, 3) for t in times[0])) if clips else None
 
 
+@pytest.mark.every(2)
 @pytest.mark.energon("AVDecoder.get_video_clips")
 @pytest.mark.parametrize("name", CONSTANT)
 def test_a_clip_by_seconds_has_the_frames_displayed_then(decoder, name):
@@ -100,6 +101,7 @@ def test_a_clip_by_frames_has_the_frames_of_these_numbers(decoder, name):
     assert clip(video, 50, 60, "frames") is None
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", VIDEOS)
 def test_clips_equal_the_whole_file_decoded(folder, decoder, name):
     with av.open(str(folder / name)) as container:

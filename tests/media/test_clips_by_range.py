@@ -110,6 +110,7 @@ def group_bytes(path, first, last):
         return end - packets[begin].pos
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", INDEXED)
 def test_a_clip_costs_one_get_once_the_header_is_known(folder, server, store, name):
     local = AVDecoder(io.BytesIO((folder / name).read_bytes()))
@@ -141,6 +142,7 @@ def test_clips_of_one_file_are_fetched_together(folder, server, store, name):
     assert sum(stop - start for start, stop in ranges) <= 1.2 * group_bytes(folder / name, 2.0, 3.9)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", list(FILES))
 def test_everything_equals_the_local_file(folder, store, name):
     local, remote = AVDecoder(io.BytesIO((folder / name).read_bytes())), store.get(name)

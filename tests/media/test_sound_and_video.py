@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from media_corpus import ffmpeg, write_corpus
+from repetitions import is_nightly
 
 from energon_stream import (
     Cooker,
@@ -67,7 +68,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def names(folder):
-    return sorted(path.name for path in folder.iterdir() if path.name not in ("source.wav", "cover.png"))
+    found = sorted(path.name for path in folder.iterdir() if path.name not in ("source.wav", "cover.png"))
+    return found if is_nightly() else found[::3]
+
+
+def most(count):
+    """Comparisons at least, of so many with all files."""
+    return count if is_nightly() else count // 4
 
 
 @functools.lru_cache(None)
@@ -124,7 +131,7 @@ def test_whole_sound_equals_that_of_pyav(folder, names):
             if wrong or begin != pytest.approx(expected.begin, abs=1.5e-3):
                 differences.append((name, way, wrong, begin, expected.begin))
     assert not differences, "\n".join(map(str, differences))
-    assert compared > 280
+    assert compared > most(280)
 
 
 def clips_of(sound):
@@ -154,7 +161,7 @@ def test_clips_of_sound_equal_the_whole_of_pyav(folder, names):
             if wrong:
                 differences.append((name, begin, end, wrong))
     assert not differences, "\n".join(map(str, differences))
-    assert compared > 1400
+    assert compared > most(1400)
 
 
 def shifted_difference(found, sound, begin, end):
@@ -164,6 +171,7 @@ def shifted_difference(found, sound, begin, end):
     return None if None in shifted else "no shift of a millisecond makes them equal"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("seconds", "count"), [(0.3, 7), (0.2345678, 3)])
 def test_uniform_clips_of_sound_are_of_equal_length(folder, names, seconds, count):
     compared, differences = 0, []
@@ -183,7 +191,7 @@ def test_uniform_clips_of_sound_are_of_equal_length(folder, names, seconds, coun
             if wrong and not (name in UNEQUAL and begin > 0.2):
                 differences.append((name, begin, wrong))
     assert not differences, "\n".join(map(str, differences))
-    assert compared > 90 * count
+    assert compared > most(90 * count)
 
 
 def test_whole_sound_equals_that_of_ffmpeg(folder, names):
@@ -210,7 +218,7 @@ def test_whole_sound_equals_that_of_ffmpeg(folder, names):
             differences.append((name, wrong))
         (folder / f"{number}.f32").unlink()
     assert not differences, "\n".join(map(str, differences))
-    assert len(sounding) >= 90
+    assert len(sounding) >= most(90)
 
 
 def as_floats(samples):
@@ -291,7 +299,7 @@ def test_video_equals_that_of_pyav(folder, names):
         check(name, "uniform", (found[0], found[-1], len(found)), (0, count - 1, 5))
         check(name, "times", begins, [pytest.approx(video.begins[number]) for number in found])
     assert not differences, "\n".join(map(str, differences))
-    assert compared > 370
+    assert compared > most(370)
 
 
 def test_frames_are_counted_as_far_as_headers_tell(folder, names):
@@ -301,10 +309,8 @@ def test_frames_are_counted_as_far_as_headers_tell(folder, names):
         found = decoder(folder / name).get_video_duration(get_frame_count=True)[1]
         if found != (video and len(video.frames)):
             wrong[name] = found - len(video.frames)
-    assert wrong == {
-        "cut_aac.mp4": 2,
-        "cut_short.mp4": 8,
-    }  # frames that are decoded for others, and not shown
+    expected = {"cut_aac.mp4": 2, "cut_short.mp4": 8}  # frames that are decoded for others, and not shown
+    assert wrong == {name: count for name, count in expected.items() if name in names}
 
 
 @pytest.fixture(scope="module")
@@ -359,7 +365,7 @@ def test_by_range_from_a_store(folder, names, server):
     )
     compared, differences = clips_by_range(store.get, names, folder)
     assert not differences, "\n".join(map(str, differences))
-    assert compared > 300
+    assert compared > most(300)
 
 
 def test_by_range_from_a_tar(folder, names, server):
@@ -369,7 +375,7 @@ def test_by_range_from_a_tar(folder, names, server):
     store = DecodeFileStore(WebdatasetFileStore(spec), SampleDecoder())
     compared, differences = clips_by_range(lambda name: store.get(keys[name]), names, folder)
     assert not differences, "\n".join(map(str, differences))
-    assert compared > 300
+    assert compared > most(300)
 
 
 def test_in_samples_of_a_dataset(folder, server):
@@ -391,7 +397,7 @@ def test_in_samples_of_a_dataset(folder, server):
             wrong = difference(batch["sound"][0].numpy(), sound.samples)
             differences += [(name, wrong)] if wrong else []
     assert not differences, "\n".join(map(str, differences))
-    assert compared > 90
+    assert compared > most(90)
 
 
 def cook(crude):

@@ -105,6 +105,7 @@ def mix(folder, **weights):
     return write(folder / "mix.yaml", v2(node))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("given", "workers"), [(0, 0), (1, 0), (25, 0), (25, 2), (42, 0), (60, 2)])
 def test_a_pass_ends_as_it_was_and_the_next_has_all_samples(folder, given, workers):
     """One stream: the rest of the pass is the very one, in its order, that would have come."""

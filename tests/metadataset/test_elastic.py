@@ -136,6 +136,7 @@ def test_any_changes_anywhere(blend, unbroken, topologies, data):
     assert same_as_unbroken(blend, unbroken, topologies, counts)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("epoch", [36, 60, 12])
 def test_virtual_epochs_change_nothing_wherever_they_end(blend, unbroken, epoch):
     """They are no multiple of the streams. The second change is at an epoch's end, others in the middle of

@@ -31,6 +31,7 @@ def batch_texts(dataset, batches):
         return [next(found).text for _ in range(batches)]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transport", ["auto", "fsspec"])
 def test_yaml_and_data_in_s3_give_the_sequence_of_local_files(lake, s3_server, workers, transport):

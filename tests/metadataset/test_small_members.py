@@ -32,6 +32,7 @@ def drawn(path, ranks, batches=60):
     return {name: counts[name] / counts.total() for name in SIZES}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("draws", ["random", "even"])
 def test_the_share_that_is_reached_is_said(folder, draws, caplog):
     blend = [{"weight": weight, "path": name} for name, weight in {"a": 2, "b": 1, "c": 1}.items()]

@@ -91,6 +91,7 @@ def test_a_pass_reads_the_planned_samples_and_nothing_else(server):
     assert made == covered(ranges, 0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("waste", "most_bytes", "most_requests"), [(0.3, 1.35, 24), (math.inf, 1.8, 10)])
 def test_small_samples_are_packed_with_their_neighbours(tmp_path, waste, most_bytes, most_requests):
     """3,000 samples of 1 to 6 kB: bytes of all ranks over the tars', and requests over those without packs.

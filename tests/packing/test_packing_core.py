@@ -69,6 +69,7 @@ def loads_of_ranks(loads, dealt, ranks):
     return loads[found].sum(axis=(0, 3)).T
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kind", ["gamma", "lognormal", "heavy"])
 @pytest.mark.parametrize("each", [1, 2, 4, 8])
 def test_steps_take_as_little_time_as_can_be(kind, each):

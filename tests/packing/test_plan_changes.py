@@ -82,6 +82,7 @@ def test_a_state_without_a_digest_of_loads_goes_on(root):
     assert "loads" not in state_after(path, 1)["fingerprint"]  # and nothing changed where it has a name
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -35,6 +35,7 @@ def folder(tmp_path_factory):
     return write(tmp_path_factory.mktemp("work") / "texts", [5] * 600, shard=300)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("streams", "each", "length"), [(64, 1, 70), (32, 4, 60), (16, 2, 9)])
 def test_streams_of_a_process_share_windows_and_do_not_look_further(folder, streams, each, length):
     """64 streams of one long sample a pack, as `plan-faults.md` had; and others."""

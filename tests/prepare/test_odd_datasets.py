@@ -158,6 +158,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("ENERGON_STREAM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("is_prepared", [False, True], ids=["plain", "prepared"])
 @pytest.mark.parametrize("name", ODD_DATASETS)
 def test_what_is_read_is_whole_or_said(name, is_prepared, tmp_path, caplog):

@@ -43,6 +43,7 @@ def trained(server, steps, url=URL, **changes):
     return made
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("changes", [{}, {"dataset_config": "json.yaml"}, {"dataset_config": "bin.yaml"}])
 def test_training_makes_the_explained_requests(server, changes):
     steps = 30

@@ -49,6 +49,7 @@ def start(server, cache, errors):
     return children.start("-c", PROGRAM, said, stderr=errors)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_what_was_kept_is_not_fetched_again(server, cache, number, tmp_path):
     errors, stops = tmp_path / "errors", (2, 3)

@@ -96,6 +96,7 @@ WAYS = {
 }
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("transport", ["obstore", "fsspec"])
 @pytest.mark.parametrize("action", WRONG)
 @pytest.mark.parametrize("way", WAYS)
@@ -110,6 +111,7 @@ def test_one_wrong_answer_is_asked_for_again(s3_server, url, truth, caplog, tran
     assert action == "short" or "requested again" in caplog.text
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("action", WRONG)
 @pytest.mark.parametrize("pattern", ["*.tar", "*.tar.idx", "*.json", "*.yaml", "*.sqlite"])
 @pytest.mark.parametrize("way", ["whole", "parts"])
@@ -123,6 +125,7 @@ def test_no_wrong_answer_stays_in_the_cache(s3_server, url, truth, tmp_path, cap
     assert not caplog.text  # such as that whole samples are read, because the index cannot be used
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("action", WRONG)
 @pytest.mark.parametrize("pattern", ["*/mix.yaml", "*.jsonl", "*.jsonl.idx"])
 @pytest.mark.parametrize("workers", [0, 1])
@@ -178,6 +181,7 @@ def test_shards_that_were_replaced_are_not_read_from_the_cache(s3_server, url, f
     assert after == members_of(tmp_path / "data") != before
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("action", WRONG)
 @pytest.mark.parametrize("at", range(4))
 def test_preparing_survives_a_wrong_answer(s3_server, folder, tmp_bucket, truth, action, at):

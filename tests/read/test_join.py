@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 from click.testing import CliRunner
+from repetitions import is_nightly
 
 from energon_stream import ReadOptions, WorkerConfig, get_train_dataset, get_val_datasets, prepare_metadataset
 from energon_stream.cli.main import main
@@ -164,12 +165,15 @@ def test_a_joiner_may_skip_a_row(lake):
     assert [sample.text for sample in in_order(path)] == [f"a{i}" for i in range(0, 40, 2)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("streams", [1, 3])
 def test_exact_resume_and_restore_by_key(lake, streams):
     path = write(lake, [{"path": "a"}, {"path": "b", "nonmatch": "none"}, {"path": "c"}])
     prepare_metadataset(path)
     config = WorkerConfig(0, 1, 0, num_streams=streams)
-    assert_exact_resume(lambda: train(path, worker_config=config, batch_size=3), steps=50, tail=12)
+    assert_exact_resume(
+        lambda: train(path, worker_config=config, batch_size=3), steps=50 if is_nightly() else 20, tail=12
+    )
     assert_restores_by_key(lambda: train(path, worker_config=config, batch_size=3))
 
 

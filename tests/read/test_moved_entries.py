@@ -58,6 +58,7 @@ def members(folder):
     return listed, found
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("slices", "by"), [(1, -1), (4, -1), (None, -1), (1, 1), (4, 1), (None, 1)])
 @pytest.mark.parametrize("entry", [3, 4, 8])
 def test_no_sample_is_short(folder, entry, by, slices):

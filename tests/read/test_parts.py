@@ -288,6 +288,7 @@ def page(request, index_pages):
     return request.param
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("page", [7, 1024], indirect=True)
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("has_sizes", [True, False])

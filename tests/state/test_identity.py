@@ -239,6 +239,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_still_there_goes_on_and_the_rest_is_reported(folder, kind, change):
@@ -318,6 +319,7 @@ def copy(folder):
     return folder.parent / "elsewhere", ["a", "b", "c"]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("same", [rename, prepare_again, copy], ids=lambda change: change.__name__)
 @pytest.mark.parametrize("kind", ["single", *KINDS])
 def test_the_same_data_goes_on_without_a_word(folder, kind, same, caplog):
@@ -466,6 +468,7 @@ def run_ranks(kind, folder, names, world, steps, states=None, workers=0):
     return found, saved, loaders[0].restore_report
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("kind", "names", "before", "after", "workers"),
     [
@@ -589,6 +592,7 @@ def tars_alone(folder, name, source):
         shutil.copyfile(tar, folder / name / tar.name)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["single", "blend", "join", "view"])
 @pytest.mark.parametrize("text", ["z", "a longer text"], ids=["same sizes", "other sizes"])
 def test_tars_that_were_overwritten_and_not_prepared_again_are_noticed(folder, kind, text, caplog):

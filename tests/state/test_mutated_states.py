@@ -49,7 +49,7 @@ def go_on(name, folder, state):
 
 
 def test_damaged_states_are_refused_or_go_on_exactly(folder):
-    count = 120 if is_nightly() else 60  # of each kind, over all pipelines and modes
+    count = 120 if is_nightly() else 30  # of each kind, over all pipelines and modes
     result = run(folder, structures=count, strings=count, seed=5, seconds=SLOW)
     assert result.wrong == []
     refused = sum(count for (_, _, outcome), count in result.counts.items() if outcome == "refused")

@@ -39,6 +39,7 @@ def store(s3_server, tmp_bucket, transport, policy, counters):
     return StoreSpec(tmp_bucket, options, transport).open(policy=policy, counters=counters)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "fault",
     [{"action": "status", "status": status} for status in (500, 502, 503, 429, 408)]
@@ -66,6 +67,7 @@ def test_a_lasting_fault_ends_after_the_attempts(s3_server, store, slept):
     assert s3_server.counters().requests["GET"] == 4
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("status", [400, 403, 404, 405, 409, 501])
 def test_lasting_answers_are_not_retried(s3_server, store, slept, status):
     s3_server.add_rule(Rule("status", status=status))

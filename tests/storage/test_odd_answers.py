@@ -50,6 +50,7 @@ def patient(spec):
     return spec.open(policy=RetryPolicy(patience=300.0))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("oddity", ODDITIES)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_one_odd_answer_is_not_final(s3_server, spec, action, oddity):
@@ -57,6 +58,7 @@ def test_one_odd_answer_is_not_final(s3_server, spec, action, oddity):
     assert ACTIONS[action](patient(spec)) == SOUND[action]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("oddity", ODDITIES)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_lasting_ones_end_in_a_named_error(s3_server, spec, action, oddity):

@@ -51,6 +51,7 @@ def test_all_paths_are_listed_and_read_and_others_left_aside(
     assert caplog.text.count("left aside: 10, such as") == 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("key", [*NO_PATHS, *MARKERS])
 def test_one_such_key_does_not_end_preparing(s3_server, tmp_bucket, client, tmp_path, key):
     url, options = f"{tmp_bucket}/data", s3_server.storage_options

@@ -120,6 +120,7 @@ class TestMsc(StoreConformance):
     def spec(self, msc_profile):
         return StoreSpec(f"msc://{msc_profile[0]}/{uuid.uuid4().hex[:8]}")
 
+    @pytest.mark.slow  # the other listings are not
     def test_long_listing(self, spec, msc_profile):
         folder = spec.url.rpartition("/")[2]
         filling = StoreSpec(f"s3://box/{folder}", msc_profile[1], "obstore")  # it writes faster

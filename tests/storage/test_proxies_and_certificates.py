@@ -83,6 +83,7 @@ def get(s3_server, tmp_bucket, monkeypatch):
     return read
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("client", ["boto3", *TRANSPORTS])
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy"])
 @pytest.mark.parametrize("login", [None, "Basic dXNlcjpwYUBzcw=="])
@@ -114,6 +115,7 @@ def test_other_spellings_of_a_proxy(get, proxy, client, variables):
     assert len(proxy.seen) == 1
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("client", TRANSPORTS)
 @pytest.mark.parametrize(
     "excluded", ["*", "x, *", "127.0.0.1", "127.0.0.0/8", "10.0.0.0/8,127.0.0.1/32", "PORT"]

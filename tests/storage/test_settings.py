@@ -46,6 +46,7 @@ def opened(s3_server, tmp_bucket, monkeypatch):
     return read
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("source", ["options", "environment"])
 @pytest.mark.parametrize("name", VARIABLES)
@@ -81,6 +82,7 @@ WRONG = {
 }
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("source", ["options", "environment"])
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name in WRONG for value in WRONG[name]])

@@ -73,6 +73,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("action", [read, whole])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults(s3_server, tmp_bucket, fault, action):

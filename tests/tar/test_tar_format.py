@@ -209,6 +209,7 @@ def test_a_number_that_is_not_octal_is_damage(place, number):
         list(iter_members(memoryview(damaged), 0, end))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("tar_format", ["ustar", "pax"])
 def test_no_flipped_bit_of_a_header_goes_unnoticed(tar_format):
     """Neither by the general way, nor by the fast ways of one sample and of many at once. A bit of the

@@ -128,6 +128,7 @@ def check(samples):
         assert f"{SAMPLES - 1 - sample.number:08d}.bin" in names
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("place", ["local", "s3"])
 @pytest.mark.parametrize("workers", [0, 2])

@@ -131,6 +131,7 @@ def test_obstore(server):
     assert list(obstore.list(remote)) == []
 
 
+@pytest.mark.every(3)
 def test_listings_of_many_keys_are_complete_in_both_versions(server):
     keys = sorted(f"x/{i % 7}/{i:05d}" for i in range(1100))
     with ThreadPoolExecutor(8) as pool:

@@ -85,6 +85,7 @@ def sorted_pictures(tmp_path_factory):
     return folder
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "options", [(), ("--no-shuffle",), ("--max-size", "300kB"), ("--max-size", "300kB", "--no-shuffle")]
 )
@@ -142,6 +143,7 @@ def test_a_writer_that_deals_goes_on_anywhere(tmp_path):
         assert files(folder) == expected
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("refused", range(0, 30, 5))
 def test_a_round_that_was_uploaded_in_part_is_written_again(tmp_path, refused):
     """The store refuses one of the tars: what is missing is written again, and nothing is left out."""

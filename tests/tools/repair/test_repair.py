@@ -159,6 +159,7 @@ DIFFERENT = {
 """How the samples after a repair differ from those that the corpus calls whole, by name of the dataset."""
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", sorted(odd.ODD_DATASETS))
 def test_exactly_the_whole_samples_are_kept(tmp_path, name):
     source = tmp_path / "source"
@@ -230,6 +231,7 @@ def header_places(data):
         return [(member.offset, member.offset_data - member.offset, member.name) for member in tar]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_one_wrong_bit_in_a_header_costs_one_sample(tmp_path, form):
     samples = {f"{'n' * 120}/{key}" if form else key: parts for key, parts in odd.samples(0, 3).items()}
