@@ -61,6 +61,7 @@ class OpeningOptions(DecodingOptions, total=False):
     share: float | None
     weight_by: str | None
     subflavors: Mapping[str, Any] | None
+    tags: Mapping[str, Any] | None
     parts: Sequence[str] | None
     field_map: Mapping[str, str] | None
     split_config: str
@@ -100,6 +101,7 @@ class SharedOptions(OpeningOptions, total=False):
             appended later do not change it.
         weight_by: Column of weights: a sample of twice the weight occurs twice as often in a pass.
         subflavors: Labels that are put on each sample; they override those of the metadata.
+        tags: Newer name of ``subflavors``; only one of the two may be given.
         parts: Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that
             saves bytes. Default: all parts that ``dataset.yaml`` names.
         sample_type: Type of the samples of a dataset without ``dataset.yaml``: a class derived from
@@ -186,6 +188,9 @@ class DatasetRequest:
         encoder's cookers decide which parts are read.
         """
         check_names(options, DatasetOptions.__optional_keys__)
+        labels = [options[name] for name in ("tags", "subflavors") if options.get(name) is not None]
+        if len(labels) > 1:
+            raise ConfigError("tags and subflavors are both given", hint="use tags, the newer name")
         decoding = {name: value for name, value in options.items() if name not in _NOT_DECODING}
         config = options.get("worker_config") or WorkerConfig.default_worker_config()
         if not isinstance(config, WorkerConfig):
@@ -207,6 +212,7 @@ class DatasetRequest:
             bounds,
             options.get("allow_urls"),
             options.get("skip_bad", False),
+            config.world_size,
         )
         location = DatasetLocation(
             path,
@@ -217,7 +223,7 @@ class DatasetRequest:
             parse_subset(options.get("subset"), str(path)),
             multiplier,
             _declared(options.get("sample_type"), options.get("field_map"), config),
-            dict(options.get("subflavors") or {}),
+            dict(*labels),
             parse_view(
                 {**options, "filter": options.get("filter_name")},
                 str(path)[:200],

@@ -1,4 +1,7 @@
-"""Parses metadataset documents of both versions. Nothing is read, imported or run."""
+"""Parses metadataset documents of both versions, and recipes. Nothing is read, imported or run.
+
+A recipe, of Megatron-Energon 8, is a metadataset of version 2 under another name.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +52,9 @@ from energon_stream.urls import absolute_path
 if TYPE_CHECKING:
     from energon_stream.storage import StoreSpec
 
-_OUTER = {
-    "split_part": TEXT,
-    "subflavors": MAPPING,
+_LABELS = replace(MAPPING, default=None)
+_SHARED = {
+    "subflavors": _LABELS,
     "shuffle_over_epochs_multiplier": Key(
         lambda value: value is None or (type(value) is int and (value == -1 or value > 0)),
         "use null, -1, or a positive number of passes",
@@ -59,6 +62,7 @@ _OUTER = {
         optional=False,
     ),
 }
+_OUTER = {"split_part": TEXT, **_SHARED}
 _V1 = {
     "path": replace(TEXT, optional=False),
     **_OUTER,
@@ -67,18 +71,20 @@ _V1 = {
     "subflavor": ANY,
 }
 _CACHE = Key(lambda value: value is False or isinstance(value, Mapping), "use false, or {directory: …}")
-_V2 = {**_V1, "aux": MAPPING, "parts": ANY, "cache": _CACHE}
+_V2 = {**_V1, "tags": _LABELS, "aux": MAPPING, "parts": ANY, "cache": _CACHE}
+_BLEND = {**_SHARED, "tags": _LABELS, "subset": ANY}
 _NONMATCH = one_of(get_args(NonMatch), "error", optional=False)
 _KINDS: Mapping[str, Mapping[str, Key]] = {
     "path": {**_V2, "subset": ANY, **dict.fromkeys(("sample_type", "field_map", *VIEW_KEYS), ANY)},
-    "blend": {"blend": ANY, "subset": ANY, "draws": one_of(get_args(Draws)), "blend_weight_unit": TEXT},
-    "blend_epochized": {"blend_epochized": ANY, "subset": ANY},
-    "join": {"join": ANY, "joiner": ANY, "nonmatch": _NONMATCH, **_OUTER, "subset": ANY},
+    "blend": {"blend": ANY, **_BLEND, "draws": one_of(get_args(Draws)), "blend_weight_unit": TEXT},
+    "blend_epochized": {"blend_epochized": ANY, **_BLEND},
+    "join": {"join": ANY, "joiner": ANY, "nonmatch": _NONMATCH, **_BLEND, **_OUTER},
 }
 """Keys of each kind of node. A node has the key that names its kind."""
-_INHERITED = {*_OUTER, "path", "subflavor", "subset"}  # of a leaf, also where it names another metadataset
+_INHERITED = {*_OUTER, *_BLEND, "path", "subflavor"}  # of a leaf, also where it names another metadataset
 _MEMBER = dict.fromkeys({*_V2} - {"subflavor", "shuffle_over_epochs_multiplier"}, ANY)
 _JOINER = dict.fromkeys(("__module__", "__class__", "__function__"), TEXT)
+_VERSIONS: Mapping[str, Literal[1, 2]] = {"Metadataset": 1, "MetadatasetV2": 2, "Recipe": 2}
 _CACHE_KEYS = dict.fromkeys((field.name for field in fields(CacheConfig)), ANY)
 
 
@@ -105,26 +111,45 @@ def parse_metadataset(
     where: str,
     spec_of: Callable[[str], StoreSpec],
     file: StoreSpec | None,
+    ranks: int = 1,
 ) -> MetadatasetDocument:
-    """Parse a metadataset of version 1 or 2.
+    """Parse a metadataset of version 1 or 2; the splits say which it is if no class does.
 
     ``spec_of`` returns the location of a path in the document. ``file`` is the location of the document; None
-    for a dict. Raises MetadataError or ConfigError, which name the place in the file.
+    for a dict. ``ranks`` is the number of ranks, whose batches some schedules count. Raises MetadataError or
+    ConfigError, which name the place in the file.
     """
     check_keys(document, ("__module__", "__class__", "splits"), where)
-    name = document.get("__class__", "Metadataset")
-    module = document.get("__module__", "energon_stream")
-    if name not in ("Metadataset", "MetadatasetV2") or not is_own_module(str(module)):
+    module, name = document.get("__module__", "energon_stream"), document.get("__class__")
+    if not is_own_module(str(module)) or (name is not None and name not in tuple(_VERSIONS)):
         raise MetadataError(
             f"{module}.{name} is not a metadataset",
             where=where,
             hint="use {__module__: megatron.energon, __class__: MetadatasetV2}",
         )
-    parser, at = _Parser(spec_of, file), f"{where}: splits"
+    parser, at = _Parser(spec_of, file, ranks), f"{where}: splits"
     splits = check_mapping(document.get("splits"), at)
-    parse = parser.reference if name == "MetadatasetV2" else parser.v1_split
+    version = _version(splits, at) if name is None else _VERSIONS[name]
+    parse = parser.reference if version == 2 else parser.v1_split
     trees = {split: parse(value, f"{at}.{split}", split) for split, value in splits.items()}
-    return MetadatasetDocument(where, 2 if name == "MetadatasetV2" else 1, trees)
+    return MetadatasetDocument(where, version, trees)
+
+
+def _version(splits: Mapping[str, Any], at: str) -> Literal[1, 2]:
+    """Return the version of splits in a document that names no class."""
+    found: dict[Literal[1, 2], str] = {}
+    for name, value in splits.items():
+        if any(key in check_mapping(value, f"{at}.{name}") for key in _KINDS):
+            found[2] = name
+        elif "datasets" in value:
+            found[1] = name
+    if len(found) > 1:
+        raise MetadataError(
+            f"{found[1]!r} has datasets:, of version 1, and {found[2]!r} is of version 2, or a recipe",
+            where=at,
+            hint="write blend: for datasets:, and tags: for subflavors:",
+        )
+    return 2 if 2 in found else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +160,7 @@ class _Parser:
 
     spec_of: Callable[[str], StoreSpec]
     file: StoreSpec | None
+    ranks: int
 
     def v1_split(self, value: Any, at: str, split: str) -> BlendRef:
         """Parse a split of version 1: ``{datasets: [...]}``."""
@@ -155,11 +181,17 @@ class _Parser:
         """Parse a node of version 2; ``extra`` are keys that the parent node reads."""
         present = [kind for kind in _KINDS if kind in check_mapping(value, at)]
         if not present:
+            if "datasets" in value:
+                hint = "write blend: instead, or __class__: Metadataset at the top of the file"
+                raise MetadataError("'datasets' is a key of version 1", where=at, hint=hint)
             check_keys(value, {*extra, *(key for kind in kinds for key in _KINDS[kind])}, at)
         if len(present) != 1 or present[0] not in kinds:
             found = " and ".join(present) or "none"
+            inner = present[0] if len(present) == 1 and "join" in kinds else None
             raise MetadataError(
-                f"a node needs exactly one of the keys {', '.join(kinds)}, and has {found}", where=at
+                f"a node needs exactly one of the keys {', '.join(kinds)}, and has {found}",
+                where=at,
+                hint=inner and f"write the inner {inner} to a file of its own, and name it by path",
             )
         kind = present[0]
         if "repetitions" in extra and "weight" in value:  # weight_by would be the nearest key
@@ -181,12 +213,12 @@ class _Parser:
         at: str,
         split: str,
     ) -> BlendRef:
-        subset, at = _subset(given.get("subset"), at, in_samples=False), f"{at}.{key}"
+        outer, at = _inherited(given, {}, at, in_samples=False), f"{at}.{key}"
         entries = _entries(given.get(key), at)
         children = tuple(
-            inherit(self.reference(entry, place, split, kinds, by), {}, subset, 1) for place, entry in entries
+            inherit(self.reference(entry, place, split, kinds, by), **outer) for place, entry in entries
         )
-        shares = tuple(_share(entry.get(by, 1.0), by, place) for place, entry in entries)
+        shares = tuple(_share(entry.get(by, 1.0), by, place, self.ranks) for place, entry in entries)
         return BlendRef(children, shares, by, at, given.get("draws"), given.get("blend_weight_unit"))
 
     def leaf(
@@ -276,10 +308,10 @@ def _entries(value: Any, at: str) -> list[tuple[str, Any]]:
     return [(f"{at}[{number}]", entry) for number, entry in enumerate(value)]
 
 
-def _share(value: Any, key: Literal["weight", "repetitions"], at: str) -> Schedule:
+def _share(value: Any, key: Literal["weight", "repetitions"], at: str, ranks: int) -> Schedule:
     """Parse a share: a number, or a schedule of weights by batch."""
     if isinstance(value, Mapping) and key == "weight":
-        return parse_schedule(value, f"{at}.{key}")
+        return parse_schedule(value, f"{at}.{key}", ranks)
     # set_weights may give a weight of 0 another value later.
     if not is_number(value) or not (0 < value < math.inf or (value == 0 and key == "weight")):
         hint = "use a positive number, or leave the dataset out"
@@ -291,12 +323,15 @@ def _inherited(
     given: Mapping[str, Any], subflavors: Mapping[str, Any], at: str, *, in_samples: bool = True
 ) -> dict[str, Any]:
     """Parse the settings that references inherit; ``subflavors`` yield to those of the node."""
-    old = given.get("subflavor")
-    own = {} if old is None else {"__subflavor__": old}
+    named = [key for key in ("tags", "subflavors", "subflavor") if given.get(key) is not None]
+    if "tags" in named[:1] and len(named) > 1:
+        hint = "tags is the newer name of subflavors: write all of them there"
+        raise MetadataError(f"'tags' and {named[1]!r} are both given", where=at, hint=hint)
+    own = {"__subflavor__": given["subflavor"]} if "subflavor" in named else {}
     return {
-        "subflavors": {**subflavors, **own, **(given["subflavors"] or {})},
-        "subset": _subset(given["subset"], at, in_samples=in_samples),
-        "multiplier": given["shuffle_over_epochs_multiplier"],
+        "subflavors": {**subflavors, **own, **(given.get("tags") or given.get("subflavors") or {})},
+        "subset": _subset(given.get("subset"), at, in_samples=in_samples),
+        "multiplier": given.get("shuffle_over_epochs_multiplier", 1),
     }
 
 

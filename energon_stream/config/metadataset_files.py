@@ -43,6 +43,7 @@ class MetadatasetFiles:
     limits: Limits = field(default_factory=Limits.from_environment)
     allow_urls: Sequence[str] | None = None
     skip_bad: bool = False  # whether bad tars are left out that are not prepared
+    ranks: int = 1  # number of ranks, whose batches some schedules of weights count
     _documents: dict[str, MetadatasetDocument] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +66,7 @@ class MetadatasetFiles:
                 where="the given dict",
                 spec_of=partial(self._beside, absolute_path(""), None),
                 file=None,
+                ranks=self.ranks,
             )
         spec = self.spec(root)
         self._read([spec])
@@ -115,6 +117,7 @@ class MetadatasetFiles:
             where=url,
             spec_of=partial(self._beside, parent_url(url), url),
             file=self.spec(url),
+            ranks=self.ranks,
         )
 
     def _beside(self, folder: str, file: str | None, path: str) -> StoreSpec:

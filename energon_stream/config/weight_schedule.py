@@ -17,12 +17,22 @@ Schedule: TypeAlias = tuple[tuple[int, float], ...]
 _WRITTEN = re.compile(r"[0-9](_?[0-9]){0,20}", re.ASCII)  # keys of YAML are strings
 
 
-def parse_schedule(value: Mapping[Any, Any], where: str) -> Schedule:
-    """Parse a schedule. Raises MetadataError if the batches do not ascend from 0, or a weight is wrong."""
+def parse_schedule(value: Mapping[Any, Any], where: str, ranks: int = 1) -> Schedule:
+    """Parse a schedule. Raises MetadataError if the batches do not ascend from 0, or a weight is wrong.
+
+    ``{step: {…}}`` and ``{linear: {…}}``, of Megatron-Energon 8, count the batches of a rank, ``ranks`` of
+    which are at the same time.
+    """
 
     def wrong(what: str, hint: str) -> MetadataError:
         return MetadataError(what, where=where, hint=hint)
 
+    kind = next((kind for kind in ("step", "linear") if kind in value), None)
+    if kind is not None:
+        check_keys(value, (kind,), where)
+        value, where = value[kind], f"{where}.{kind}"
+        if not isinstance(value, Mapping):
+            raise wrong(f"the weights by batch are {value!r:.80}", "use {0: 3, 10_000: 1}")
     batches: list[int] = []
     for key in value:
         number = int(key) if isinstance(key, str) and _WRITTEN.fullmatch(key) else key
@@ -32,16 +42,21 @@ def parse_schedule(value: Mapping[Any, Any], where: str) -> Schedule:
                 "use numbers, such as {0: 3, 10_000: 1}",
             )
         batches.append(number)
+    if kind == "linear" and batches and batches[0] > 0:
+        batches, value = [0, *batches], {0: next(iter(value.values())), **value}
     if not batches or batches[0] != 0:
         raise wrong(f"the batches of a weight are {batches!r:.80}", "begin with 0: {0: 3, 10_000: 1}")
     if batches != sorted(set(batches)):
         raise wrong(f"the batches of a weight are {batches!r:.80}", "write them in ascending order")
     found: list[tuple[int, float]] = []
     for batch, entry in zip(batches, value.values(), strict=True):
+        if kind is not None:
+            batch *= ranks
+            entry = {"to": entry, "ramp": "linear"} if kind == "linear" and found else entry
         ramp = isinstance(entry, Mapping)
         if ramp:
             check_keys(entry, ("to", "ramp"), f"{where}.{batch}")
-            if entry.keys() != {"to", "ramp"} or entry["ramp"] != "linear" or not found:
+            if entry.keys() != {"to", "ramp"} or entry["ramp"] != "linear" or not found or kind == "step":
                 raise wrong(
                     f"the weight at batch {batch} is {dict(entry)!r:.80}",
                     "use {to: 1, ramp: linear} at a batch after 0, for a line from the one before",

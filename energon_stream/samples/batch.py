@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
-from energon_stream.samples.sample import Shown, SourceInfo, edataclass, fields_of
+from energon_stream.samples.sample import Shown, SourceInfo, edataclass, fields_of, without_tags
 from energon_stream.samples.tensors import map_tensors, pad_stack
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Batch(Shown):
     def derive_from(cls, base_batch: Batch, **fields: Any) -> Self:
         """Make a batch of this type from the metadata of another batch and the given fields."""
         metadata = {name: getattr(base_batch, name) for name in _METADATA}
-        return cls(**{**metadata, **fields})
+        return cls(**{**metadata, **without_tags(fields)})
 
     @classmethod
     def from_samples(cls, samples: Sequence[Any], **fields: Any) -> Self:
@@ -84,6 +84,7 @@ class Batch(Shown):
             SampleError: Tensors of one field differ in dtype or number of dimensions.
         """
         batched: dict[str, Any] = {}
+        without_tags(fields)
         for entry in dataclasses.fields(cls):
             name = entry.name
             if name in fields or not entry.init:
@@ -104,7 +105,7 @@ class Batch(Shown):
     @classmethod
     def extend(cls, src: Batch, **fields: Any) -> Self:
         """Make a batch of this type from all fields of another batch and the given fields, which win."""
-        return cls(**{**fields_of(src), **fields})
+        return cls(**{**fields_of(src), **without_tags(fields)})
 
     def pin_memory(self) -> Self:
         """Return a copy with all tensors, also nested ones, in page-locked memory."""

@@ -70,10 +70,30 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
 
 
+def without_tags(fields: dict[str, Any]) -> dict[str, Any]:
+    """Name ``__tags__`` by ``__subflavors__``. Raises ConfigError if both are given."""
+    if "__tags__" in fields:
+        if "__subflavors__" in fields:
+            raise ConfigError("__tags__ and __subflavors__ are both given", hint="__tags__ is the newer name")
+        fields["__subflavors__"] = fields.pop("__tags__")
+    return fields
+
+
 class Shown:
     """Base of samples and batches, which print their key, forms of tensors, and beginnings of texts."""
 
+    __subflavors__: Any
+
     __slots__ = ()
+
+    @property
+    def __tags__(self) -> Any:
+        """Newer name of ``__subflavors__``."""
+        return self.__subflavors__
+
+    @__tags__.setter
+    def __tags__(self, tags: Any) -> None:
+        self.__subflavors__ = tags
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -116,12 +136,12 @@ class Sample(Shown):
     def derive_from(cls, base_sample: Sample, **fields: Any) -> Self:
         """Make a sample of this type from the metadata of another sample and the given fields."""
         metadata = {entry.name: getattr(base_sample, entry.name) for entry in dataclasses.fields(Sample)}
-        return cls(**{**metadata, **fields})
+        return cls(**{**metadata, **without_tags(fields)})
 
     @classmethod
     def extend(cls, src: Sample, **fields: Any) -> Self:
         """Make a sample of this type from all fields of another sample and the given fields, which win."""
-        return cls(**{**fields_of(src), **fields})
+        return cls(**{**fields_of(src), **without_tags(fields)})
 
     @classmethod
     def from_joined(cls, *samples: Sample | None, **named_samples: Sample | None) -> Self:
@@ -175,10 +195,16 @@ class CrudeSample(dict[str, Any]):
     refused: Mapping[str, Exception] = MappingProxyType({})
 
     def __missing__(self, key: str) -> Any:
+        if key == "__tags__":
+            return self["__subflavors__"]
         raise self.refused.get(key) or KeyError(key)
 
     def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or key in self.refused
+        return (
+            super().__contains__(key)
+            or key in self.refused
+            or (key == "__tags__" and "__subflavors__" in self)
+        )
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a part, or the default if there is none."""

@@ -30,6 +30,7 @@ class Cooker(Generic[T_co]):
         cook: Called with a ``CrudeSample``, and with the auxiliary stores of its dataset (``aux:`` in the
             metadataset) as keyword arguments. Each part is decoded when the function first looks at it.
         has_subflavors: Subflavors that a dataset must have; None matches every dataset.
+        has_tags: Newer name of ``has_subflavors``, as ``tags`` is of ``subflavors``.
         need_cache: Whether the function is called with the loader's cache pool.
         need_primary: Whether the function is called with the sample's own dataset.
 
@@ -48,10 +49,18 @@ class Cooker(Generic[T_co]):
 
     cook: Callable[..., T_co]
     has_subflavors: Mapping[str, Any] | None = None
+    has_tags: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
     need_cache: bool = field(init=False, repr=False, compare=False)
     need_primary: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if None not in (self.has_tags, self.has_subflavors) and self.has_tags != self.has_subflavors:
+            raise ConfigError(
+                "has_tags and has_subflavors are both given", hint="use has_tags, the newer name"
+            )
+        for name, other in (("has_tags", self.has_subflavors), ("has_subflavors", self.has_tags)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, other)
         for name in ("cache", "primary"):
             object.__setattr__(self, f"need_{name}", _needs(self.cook, name))
 
@@ -259,6 +268,8 @@ def basic_sample_keys(
         'a.tar/7'
     """
     keys = {name: crude_sample[name] for name in METADATA_FIELDS if name in crude_sample}
+    if "__tags__" in crude_sample:
+        keys["__subflavors__"] = crude_sample["__tags__"]
     if additional_source_info:
         keys["__sources__"] = (*(keys.get("__sources__") or ()), *additional_source_info)
     return keys

@@ -179,7 +179,10 @@ def test_slips_are_named_with_their_place(node, parts):
 @pytest.mark.parametrize(
     ("document", "part"),
     [
-        ({"splits": {"train": {"blend": [{"path": "a"}]}}}, "MetadatasetV2 at the top"),
+        (
+            {"__class__": "Metadataset", "splits": {"train": {"blend": [{"path": "a"}]}}},
+            "MetadatasetV2 at the top",
+        ),
         ({"splits": {"train": {"datasets": [{"path": "a", "subset": {}}]}}}, "'subset'"),
         ({"splits": {"train": {"datasets": [{"join": []}]}}}, "'join'"),
         ({"split": {}}, "Did you mean 'splits'"),
