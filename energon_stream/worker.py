@@ -32,10 +32,10 @@ class _Active:
     step loaders; setting an attribute of ``WorkerConfig`` would void what the interpreter has cached of it.
 
     ``sample_index`` counts the hook's calls, and ``batch_index`` batches: None takes that of the enclosing
-    block, which is ``outer``.
+    block, which is ``outer``. ``rng`` has the generators of a call, with its number, once a hook asks.
     """
 
-    __slots__ = ("batch_index", "config", "outer", "sample_index", "stream")
+    __slots__ = ("batch_index", "config", "outer", "rng", "sample_index", "stream")
 
     def __init__(self, config: WorkerConfig, stream: int, sample_index: int, batch_index: int | None) -> None:
         self.config: WorkerConfig = config
@@ -43,6 +43,7 @@ class _Active:
         self.sample_index: int = sample_index
         self.batch_index: int | None = batch_index
         self.outer: _Active | None = None
+        self.rng: tuple[int, Any] | None = None
 
     def __enter__(self) -> None:
         self.outer = outer = _here.active
@@ -95,6 +96,11 @@ def active_config() -> Any:
     if named is None or isinstance(named, WorkerConfig):
         return None if _here.active is None else _here.active.config
     return named
+
+
+def innermost_call() -> _Active | None:
+    """Return the call of a hook that this thread is in; None outside of hooks."""
+    return _here.active
 
 
 def activated_pool() -> Any:

@@ -24,8 +24,8 @@ from typing import Any
 
 from energon_stream import conventions
 from energon_stream.compat.addresses import (
+    ADDRESSES,
     ENERGON_VERSION,
-    NAMES,
     ROOT,
     children,
     find,
@@ -166,7 +166,7 @@ class _AliasFinder(MetaPathFinder):
         if fullname != ROOT and not fullname.startswith(f"{ROOT}."):
             return None
         address = fullname[len(ROOT) + 1 :]
-        if address not in NAMES:
+        if address not in ADDRESSES:
             return None
         is_package = not address or bool(children(address))
         return ModuleSpec(fullname, _AliasLoader(address), origin="energon_stream", is_package=is_package)

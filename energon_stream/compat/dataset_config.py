@@ -32,6 +32,7 @@ class JsonParser:
     """A parser of ``dataset.yaml``. It is always strict, so ``strict=False`` raises ConfigError."""
 
     strict: bool = True
+    allow_imports: bool = True  # False: the classes of dataset.yaml are this library's alone
 
     def __post_init__(self) -> None:
         if not self.strict:
@@ -53,7 +54,7 @@ def load_config(
     """Create the object that a ``dataset.yaml``, or its parsed content, describes; the dataset is not opened.
 
     ``default_type`` is its class if the file names none, and ``default_kwargs`` are arguments that the file
-    does not have. ``parser`` is ignored. Raises MetadataError if the class does not exist or does not
+    does not have. ``parser`` may forbid imports. Raises MetadataError if the class does not exist or does not
     take the arguments, and UntrustedCodeError if it is of another package and not trusted.
 
     Example:
@@ -70,11 +71,11 @@ def load_config(
     where = "dataset.yaml" if isinstance(path, Mapping) else str(path)
     document = path if isinstance(path, Mapping) else load_yaml(path.read_bytes())
     keys = {name: value for name, value in document.items() if name not in ("__module__", "__class__")}
-    found = default_type
+    found, trust = default_type, None if parser is None or parser.allow_imports else False
     if len(keys) < len(document):
-        found = _class({name: value for name, value in document.items() if name not in keys}, where)
+        found = _class({name: value for name, value in document.items() if name not in keys}, where, trust)
     if isinstance(keys.get("sample_type"), Mapping):
-        keys["sample_type"] = resolve_sample_type(keys["sample_type"], trust=None, where=where)
+        keys["sample_type"] = resolve_sample_type(keys["sample_type"], trust=trust, where=where)
     try:
         return found(**{**(default_kwargs or {}), **keys})
     except TypeError as error:
@@ -128,6 +129,12 @@ class TraversedDatasetReference:
     split_part: str
     aux: Mapping[str, EPath] = field(default_factory=dict)  # folders of auxiliary data by name
     subflavors: Mapping[str, Any] = field(default_factory=dict)
+    shuffle_over_epochs_multiplier: int | None = field(default=1, repr=False, compare=False)
+
+    @property
+    def tags(self) -> Mapping[str, Any]:
+        """Newer name of ``subflavors``."""
+        return self.subflavors
 
 
 def traverse_metadataset(
@@ -140,15 +147,16 @@ def traverse_metadataset(
             ref.split_part,
             {name: EPath(aux.spec.url) for name, aux in ref.aux.items()},
             dict(ref.subflavors),
+            ref.multiplier,
         )
         for ref in config.traverse_metadataset(path, split_part=split_part, **options)
     ]
 
 
-def _class(document: Mapping[str, Any], where: str) -> Any:
+def _class(document: Mapping[str, Any], where: str, trust: bool | None) -> Any:
     module, name = read_class(document, where)
     if not is_own_module(module):
-        return import_class(module, name, trust=None, where=where, base=factories.BaseCoreDatasetFactory)
+        return import_class(module, name, trust=trust, where=where, base=factories.BaseCoreDatasetFactory)
     known = {key: getattr(factories, key) for key in factories.__all__}
     if name not in known:
         raise MetadataError(f"there is no dataset class {name!r}", where=where, hint=nearest(name, known))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class EnergonDatasetType(Enum):
     """Kind of dataset that a path names."""
 
-    METADATASET = "metadataset"
-    WEBDATASET = "webdataset"
+    METADATASET = RECIPE = "metadataset"
+    WEBDATASET = MANIFEST_DATASET = "webdataset"
     JSONL = "jsonl"
     FILESYSTEM = "filesystem"
     INVALID = "invalid"

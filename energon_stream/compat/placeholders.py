@@ -13,6 +13,7 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 from energon_stream.arguments import SPLIT_CONFIG
 from energon_stream.decode import SampleDecoder
+from energon_stream.errors import ConfigError
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 
@@ -37,6 +38,8 @@ ImageDecoderType: TypeAlias = Literal[
 """Values of ``SampleDecoder(image_decode=…)``."""
 
 DEFAULT_DECODER = SampleDecoder()
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Sampling(Enum):
@@ -77,10 +80,71 @@ SavableDataLoaderState: Any = _state_class(
     "savable_loader", "SavableDataLoaderState", "worker_states", "next_worker_id", "micro_batch_size"
 )
 
+RankState: Any = _state_class(
+    "dataloader.dataloader",
+    "RankState",
+    "prefetched_restore_keys",
+    "worker_states",
+    "next_worker_id",
+    "micro_batch_size",
+)
+
+
+class DataLoaderWorker:
+    """A value of ``worker_type``: all batches are made in the calling process."""
+
+    worker_type = "main"
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ != __name__:
+            raise ConfigError(
+                f"{cls.__name__} is a worker of the program's own, and these do not run here",
+                hint="give a loader worker_type='fork' or 'main', and put what workers do into hooks",
+            )
+
+
+class ThreadDataLoaderWorker(DataLoaderWorker):
+    """A value of ``worker_type``: threads, for loaders without workers alone."""
+
+    worker_type = "thread"
+
+
+class ForkDataLoaderWorker(DataLoaderWorker):
+    """A value of ``worker_type``: processes."""
+
+    worker_type = "fork"
+
+
+class PinMemory:
+    """A value of ``pin_memory``: batches are pinned by the loader itself."""
+
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ != __name__:
+            raise ConfigError(
+                f"{cls.__name__} derives from PinMemory, and the loader pins by itself",
+                hint="give batches a method pin_memory, which the loader calls",
+            )
+
+
+class PinMemoryThread(PinMemory):
+    """The same."""
+
+
+class NoPinMemory(PinMemory):
+    """A value of ``pin_memory``: batches are not pinned."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def skip_safe(fn: F) -> F:
+    """Return the function. Here no sample is made to be discarded, so there is nothing to skip."""
+    return fn
+
+
 # Type variables, for annotations and generic classes of programs.
 T = TypeVar("T")
 V = TypeVar("V")
-F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 TTransform = TypeVar("TTransform")
 TType = TypeVar("TType")

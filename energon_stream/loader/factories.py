@@ -45,8 +45,9 @@ def get_loader(
     fail_on_timeout: bool = False,
     on_worker_death: OnWorkerDeath = "raise",
     on_worker_hang: OnWorkerHang = "warn",
-    pin_memory: bool | None = None,
+    pin_memory: bool | str | None = None,
     start_method: str | None = None,
+    worker_type: str | type = "fork",
     worker_config: WorkerConfig | None = None,
     cache_pool: CachePool | None = None,
     max_bad: float | None = None,
@@ -67,11 +68,13 @@ def get_loader(
         on_worker_hang: What the watchdog does beside logging. ``"warn"`` does nothing more, ``"raise"``
             raises a ``WorkerError``, and ``"restart"`` kills the worker and starts a new one as above.
             Without workers, nothing can end the function, and every value means ``"warn"``.
-        pin_memory: True to pin the memory of batches; None pins where CUDA is available.
+        pin_memory: True to pin the memory of batches; None, or ``"automatic"``, pins where CUDA is available.
         start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"``. Without fork, all functions must be
             picklable, and the program needs ``if __name__ == "__main__":``. None follows
             ``multiprocessing.set_start_method``; without it, workers fork, or come from a fork server if this
             process has read from object storage or initialized CUDA.
+        worker_type: ``"main"`` makes the batches of all workers in this process, in the same order; so does
+            ``"thread"``, which needs ``num_workers=0``. ``"fork"`` makes them in processes.
         worker_config: Not needed; accepted if it equals the dataset's.
         cache_pool: Pool that cookers and hooks fetch auxiliary data with; None fetches when data is asked
             for. Close it after the loader, or leave that to the end of the process.
@@ -102,24 +105,26 @@ def get_savable_loader(
     fail_on_timeout: bool = False,
     on_worker_death: OnWorkerDeath = "raise",
     on_worker_hang: OnWorkerHang = "warn",
-    pin_memory: bool | None = None,
+    pin_memory: bool | str | None = None,
     start_method: str | None = None,
+    worker_type: str | type = "fork",
     worker_config: WorkerConfig | None = None,
     cache_pool: CachePool | None = None,
-    checkpoint_every_sec: float = 60,
+    checkpoint_every_sec: float | None = 60,
     checkpoint_every_min_n_samples: int | None = None,
     n_checkpoints: int | None = None,
     gc_collect_every_n_steps: int = 10,
+    gc_freeze_at_start: bool = True,
     run: str | os.PathLike[str] | None = None,
     run_storage_options: Mapping[str, Any] | None = None,
     max_bad: float | None = None,
 ) -> SavableDataLoader[T]:
     """Make a loader that can save and restore its position.
 
-    It takes the arguments of :func:`get_loader`, and four of Megatron-Energon that any value satisfies:
+    It takes the arguments of :func:`get_loader`, and five of Megatron-Energon that any value satisfies:
     ``checkpoint_every_sec``, ``checkpoint_every_min_n_samples`` and ``n_checkpoints`` limit there how much a
     restore replays; here every batch carries its state, and nothing is replayed. ``gc_collect_every_n_steps``
-    is not needed: workers make no reference cycles per batch.
+    and ``gc_freeze_at_start`` are not needed: workers make no reference cycles per batch.
 
     ``run`` is a folder or URL where the run is recorded, so that :func:`open_run` and the commands ``which``
     and ``when`` tell which samples a step had; ``run_storage_options`` configure its file system. Logs are

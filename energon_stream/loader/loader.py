@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 
 from energon_stream.drawing import Drawing
-from energon_stream.errors import ConfigError, TooManyBadSamplesError, WeightsError, WorkerError
+from energon_stream.errors import (
+    ConfigError,
+    StateInUseError,
+    TooManyBadSamplesError,
+    WeightsError,
+    WorkerError,
+)
 from energon_stream.fork import interrupts_deferred
 from energon_stream.index.bad_samples import BadList, BadSample
 from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, OnWorkerHang
@@ -80,8 +86,9 @@ class BasicDataLoader(ObservedLoader[T]):
         *,
         on_worker_death: OnWorkerDeath = "raise",
         on_worker_hang: OnWorkerHang = "warn",
-        pin_memory: bool | None = None,
+        pin_memory: bool | str | None = None,
         start_method: str | None = None,
+        worker_type: Any = "fork",
         max_bad: float | None = None,
     ) -> None:
         super().__init__()
@@ -93,6 +100,7 @@ class BasicDataLoader(ObservedLoader[T]):
         self.worker_config: WorkerConfig = dataset.worker_config
         self._options = LoaderOptions(
             prefetch_factor=prefetch_factor,
+            worker_type=getattr(worker_type, "worker_type", worker_type),
             start_method=start_method,
             watchdog_timeout_seconds=watchdog_timeout_seconds,
             watchdog_initial_timeout_seconds=watchdog_initial_timeout_seconds,
@@ -101,6 +109,13 @@ class BasicDataLoader(ObservedLoader[T]):
             on_worker_hang=on_worker_hang,
             cache_pool=cache_pool,
         )
+        if self._options.worker_type == "thread" and self.worker_config.num_workers:
+            raise ConfigError(
+                "worker_type is 'thread', and there are no threads that make batches",
+                hint="use 'main', which has the same batches in this process, or 'fork'; or num_workers=0",
+            )
+        if isinstance(pin_memory, str) and pin_memory != "automatic":
+            raise ConfigError(f"pin_memory is {pin_memory!r}", hint="use True, False or 'automatic'")
         if max_bad is not None and not (isinstance(max_bad, (int, float)) and 0 < max_bad < 1):
             raise ConfigError(
                 f"max_bad is {max_bad!r}",
@@ -111,7 +126,7 @@ class BasicDataLoader(ObservedLoader[T]):
         self._bad = BadList()
         self._unlisted = 0  # samples that failed before a restore, and are not in the list
         self._told = 0  # failures that the last summary in the log had
-        self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self._pin = torch.cuda.is_available() if pin_memory in (None, "automatic") else bool(pin_memory)
         self._session: InProcess | Workers | None = None
         self._stepping = threading.Lock()  # held while a batch is made
         self._position = LoaderPosition.start(dataset)
@@ -134,14 +149,7 @@ class BasicDataLoader(ObservedLoader[T]):
     def _batches(self, log: Any) -> Iterator[T]:
         meter = self._meter
         if self._session is None:
-            meter.ask()
-            self._begin_session()
-            self._publish()
-            try:
-                self._prepare()
-            except BaseException:
-                self.close()
-                raise
+            self.start()
         while True:
             with self._stepping:
                 try:
@@ -175,6 +183,31 @@ class BasicDataLoader(ObservedLoader[T]):
             elif position.begins_pass:
                 self._tell_bad()
                 return
+
+    def start(self) -> None:
+        """Start the workers now, and not with the first batch.
+
+        Raises:
+            StateInUseError: They run.
+
+        Example:
+            >>> from energon_stream import get_savable_loader, get_train_dataset
+            >>> loader = get_savable_loader(get_train_dataset("captions", batch_size=4))
+            >>> loader.start()
+            >>> batch = next(iter(loader))
+            >>> loader.shutdown()
+        """
+        if self._session is not None:
+            hint = "call start() once, before the first batch, and again after shutdown()"
+            raise StateInUseError("the loader runs", hint=hint)
+        self._meter.ask()
+        self._begin_session()
+        self._publish()
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
 
     def _check_bad(self, position: LoaderPosition) -> None:
         """Raise TooManyBadSamplesError for a share above ``max_bad``; tell of failures now and then."""
@@ -241,7 +274,7 @@ class BasicDataLoader(ObservedLoader[T]):
     def _open(self) -> InProcess | Workers:
         """Start workers, or this process's readers, at the present position."""
         options = replace(self._options, is_traced=self._trace is not None and self._trace.is_running)
-        kind = Workers if self.worker_config.num_workers else InProcess
+        kind = Workers if self.worker_config.num_workers and options.worker_type == "fork" else InProcess
         return kind(self.dataset, self._position, options)
 
     def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> None:
@@ -349,6 +382,10 @@ class BasicDataLoader(ObservedLoader[T]):
         if self._session is not None:
             self._tell_bad()
         self._end_session()
+
+    def shutdown(self, in_del: bool = False) -> None:
+        """End the workers, as :meth:`close` does. ``in_del`` changes nothing."""
+        self.close()
 
     def _end_session(self) -> None:
         with interrupts_deferred():

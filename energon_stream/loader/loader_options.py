@@ -24,9 +24,10 @@ OnWorkerHang: TypeAlias = Literal["warn", "raise", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class LoaderOptions:
-    """Options of workers and watchdog: those of :func:`energon_stream.get_loader`, and three more."""
+    """Options of workers and watchdog: those of :func:`energon_stream.get_loader`, and others."""
 
     prefetch_factor: int = 2
+    worker_type: str = "fork"
     start_method: str | None = None
     watchdog_timeout_seconds: float | None = 60.0
     watchdog_initial_timeout_seconds: float | None = None
@@ -43,6 +44,8 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         if self.prefetch_factor < 1:
             raise ConfigError(f"prefetch_factor is {self.prefetch_factor}", hint="use 1 or more")
+        if self.worker_type not in ("fork", "thread", "main"):
+            raise ConfigError(f"worker_type is {self.worker_type!r}", hint="use 'fork' or 'main'")
         if self.start_method not in (None, *multiprocessing.get_all_start_methods()):
             raise ConfigError(
                 f"start method {self.start_method!r} is not available",

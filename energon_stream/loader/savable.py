@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.lineage.recorder import RunRecorder
@@ -87,7 +87,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         self,
         dataset: SavableDataset[T],
         *,
-        checkpoint_every_sec: float = 60,
+        checkpoint_every_sec: float | None = 60,
         checkpoint_every_min_n_samples: int | None = None,
         n_checkpoints: int | None = None,
         run: str | os.PathLike[str] | None = None,
@@ -234,6 +234,16 @@ class SavableDataLoader(BasicDataLoader[T]):
             state = broadcast_states(state, config, src_rank)
         own = None if state is None else deal_state(state, config.rank, config.world_size)
         self.restore_state_rank(own, on_change=on_change)
+
+    def with_restored_state_rank(self, state: dict[str, Any] | bytes | None) -> Self:
+        """Return this loader, after :meth:`restore_state_rank`."""
+        self.restore_state_rank(state)
+        return self
+
+    def with_restored_state_global(self, state: Sequence[Any] | None, src_rank: int | None = None) -> Self:
+        """Return this loader, after :meth:`restore_state_global`."""
+        self.restore_state_global(state, src_rank=src_rank)
+        return self
 
     def save_state(self, dst_rank: int) -> list[dict[str, Any]] | None:
         """Gather the states of all ranks; the older name of :meth:`save_state_global`."""

@@ -55,14 +55,15 @@ def call_again(
     batch index at the call, and that at the place.
     """
     place, first, last = (*key[3:], None, None, None)[:3]
-    activate = context.config.activate
-    with activate(context.stream, key[1], first):
+    call = context.config.activate(context.stream, key[1], first)
+    with call:
         made = function(value)
         if place is None:
             return made
         for _ in islice(made, place):
             pass
-    with activate(context.stream, key[1], last):
+    call.batch_index = last
+    with call:
         for element in made:
             return element
     raise foreign_key(dataset, key)
@@ -172,7 +173,8 @@ class _MapNode(WrapperNode):
             key, call, place, batch = saved["open"]
             inner = dataset.dataset.restore_many([key], context)[0]
             with context.config.activate(context.stream, call, batch):
-                self._running = self._start(self._fn(inner.value), call, batch, inner).skip(place)
+                made = self._guard.active.run(self._fn, inner.value, call, None)
+                self._running = self._start(made, call, batch, inner).skip(place)
         self._inner = dataset.dataset.make_node(context, saved["in"])
         if dataset.ahead is not None:
             self._inner = _AheadNode(self._inner, dataset.ahead, context.failures)

@@ -73,7 +73,8 @@ class PackNode(WrapperNode):
         self._maker.check_keys([saved_key], several=True)
         key, pack = as_key(saved_key), self._maker.pack_again(saved_key, context)
         with context.config.activate(context.stream, key[1], batch):
-            return RunningGenerator(self._maker.final_packer(pack), self._packer, key, batch, ()).skip(place)
+            made = self._packer.active.run(self._maker.final_packer, pack, key[1], None)
+            return RunningGenerator(made, self._packer, key, batch, ()).skip(place)
 
     def _gather(self) -> list[Item]:
         """Take the elements of the next pack; none where the pass has ended."""

@@ -11,6 +11,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.media import CachePool, active_pool
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE
 from energon_stream.task.build import PipelineBuilder
+from energon_stream.task.call_rng import CallRng, call_rng
 from energon_stream.task.cooking import Cooker, check_parameters, parameter_problem
 from energon_stream.task.field_mapping import batch_samples, convert
 from energon_stream.task.stateless import stateless
@@ -149,6 +150,15 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
     def cache(self) -> CachePool:
         """Cache pool of the running loader; without one, a pool that keeps nothing."""
         return active_pool()
+
+    @property
+    def rng(self) -> CallRng:
+        """Random generators ``torch``, ``numpy`` and ``random`` for hooks, which leave the global ones alone.
+
+        Each call of a hook has its own, with a seed from the stream's seed and the call's counter. So what
+        they draw is the same after a restore, and with other ranks and workers of the same streams.
+        """
+        return call_rng()
 
     @property
     def current_batch_index(self) -> int:

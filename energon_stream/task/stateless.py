@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import numpy as np
 from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE
+from energon_stream.task.call_rng import seed_of
 from energon_stream.worker import active_config
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def _call_seed() -> int | None:
     config = active_config()
     if config is None:
         return None
-    text = f"{config.worker_seed()}|{config.active_worker_sample_index}"
-    return int.from_bytes(hashlib.sha1(text.encode()).digest()[:4], "big")
+    return seed_of(config.worker_seed(), config.active_worker_sample_index)
 
 
 def _with_own_timeline(
@@ -103,10 +102,20 @@ def _with_seeds(function: F) -> F:
 def stateless(fn: F) -> F: ...
 @overload
 def stateless(
-    fn: None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
+    fn: None = None,
+    *,
+    restore_seeds: bool = False,
+    restore_task_encoder_seeds: bool = False,
+    failure_tolerance: int | None = None,
+    skip_safe: bool | None = None,
 ) -> Callable[[F], F]: ...
 def stateless(
-    fn: F | None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
+    fn: F | None = None,
+    *,
+    restore_seeds: bool = False,
+    restore_task_encoder_seeds: bool = False,
+    failure_tolerance: int | None = None,
+    skip_safe: bool | None = None,
 ) -> F | Callable[[F], F]:
     """Mark a hook as pure: its result depends on its arguments, and with ``restore_seeds`` on the seeds.
 
@@ -119,9 +128,12 @@ def stateless(
             seed and the call's counter (first four bytes of SHA-1 over ``"worker_seed|sample_index"``), and
             restore their states afterwards. A generator keeps random states of its own between its elements.
             Outside of a pipeline there are no seeds, and the function runs as it is.
+        restore_task_encoder_seeds: Not needed: each call of a hook finds its own seeds in
+            ``TaskEncoder.rng``.
         failure_tolerance: Failures in a row of this function that end the run; 0 tolerates any number.
             Default: the encoder's ``__default_failure_tolerance__``; without either, 100, or the first
             10 calls if they fail by one mistake, as of a typo.
+        skip_safe: Not needed: no sample is made to be discarded.
 
     Example:
         >>> import random

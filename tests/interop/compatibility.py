@@ -9,6 +9,9 @@ A test that proves a public name, option or command of Megatron-Energon 7.4.1 ha
 ``energon_api.json`` and ``energon_commands.txt`` list what 7.4.1 has. What differs or is missing needs a
 reason: that of a mark, or of ``energon_stream/compat/addresses.json``.
 
+Marks that begin with ``8:`` are of Megatron-Energon 8. ``energon_8.json`` has its features, each with marks,
+with tests, or with the reason why it is missing; ``addresses_8.json`` has its names.
+
     python tests/interop/compatibility.py      writes the page
 """
 
@@ -22,13 +25,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from energon_stream.compat.addresses import NAMES, find, home, missing_reason
+from energon_stream.compat.addresses import NAMES, NAMES_8, find, home, missing_reason
 from energon_stream.compat.epath import EPath
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent
 PAGE = TESTS.parent / "docs" / "compatibility.md"
 API: dict[str, dict[str, Any]] = json.loads((HERE / "energon_api.json").read_text())
+FEATURES_8: dict[str, dict[str, Any]] = json.loads((HERE / "energon_8.json").read_text())
 
 INTRODUCTION = """\
 # Compatibility with Megatron-Energon 7.4.1
@@ -40,6 +44,8 @@ by `python tests/interop/compatibility.py` from the marks of the tests, and a te
 * **differs**: a test shows how.
 * **resolves**: it can be imported, and it is the object of this library with the same meaning; no test is marked with it.
 * **missing**: with the reason.
+
+[Energon 8](#energon-8) has what the development versions of Megatron-Energon 8 add.
 
 Where the two libraries disagree on purpose, a process follows one of two
 [conventions](frameworks/megatron.md#conventions). The order of samples and the states of Megatron-Energon are not matched.
@@ -201,9 +207,31 @@ def command_rows(proofs: dict[str, Proof]) -> list[Row]:
     return rows
 
 
+def eight_rows(proofs: dict[str, Proof]) -> list[Row]:
+    """Return a row for each feature of Megatron-Energon 8, and for each name that is new at its root."""
+    rows = []
+    for feature, told in FEATURES_8.items():
+        note = told.get("note", "")
+        marks = told.get("marks", [])
+        if "missing" in told:
+            rows.append(Row(feature, "missing", told["missing"]))
+            continue
+        unproved = [mark for mark in marks if mark not in proofs]
+        assert not unproved, unproved
+        tests = [*told.get("tests", []), *(test for mark in marks for test in proofs[mark].tests)]
+        assert all((TESTS / test).exists() for test in tests), tests
+        shown = ", ".join(f"`{test}`" for test in dict.fromkeys(tests))
+        rows.append(Row(feature, "differs" if note else "works", "; ".join(filter(None, (note, shown)))))
+    for name in NAMES_8[""].split():
+        reason = missing_reason("", name)
+        rows.append(Row(name, "missing" if home("", name) is None else "resolves", reason or ""))
+    return rows
+
+
 def other_rows(proofs: dict[str, Proof], known: set[str]) -> list[Row]:
     """Return a row for each marked behaviour that is no name, option or command."""
-    return [_status(name, proofs, True) for name in sorted(proofs) if name not in known]
+    others = (name for name in sorted(proofs) if name not in known and not name.startswith("8: "))
+    return [_status(name, proofs, True) for name in others]
 
 
 def _table(heading: str, rows: list[Row]) -> list[str]:
@@ -230,6 +258,7 @@ def rows_of_page() -> dict[str, list[Row]]:
         "Commands": lines,
         "Behaviour": other_rows(proofs, known),
         "Modules": address_rows(),
+        "Energon 8": eight_rows(proofs),
     }
 
 
