@@ -103,6 +103,11 @@ def innermost_call() -> _Active | None:
     return _here.active
 
 
+def is_activated() -> bool:
+    """Return True between the program's ``WorkerConfig.worker_activate`` and ``worker_deactivate``."""
+    return isinstance(_here.active, _Activation)
+
+
 def activated_pool() -> Any:
     """Return the pool that the program passed to ``WorkerConfig.worker_activate``; None if there is none."""
     active = _here.active

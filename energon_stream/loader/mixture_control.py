@@ -12,6 +12,7 @@ from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.sample_sizes import block_bytes
 from energon_stream.loader.ranks import gather_to_all
 from energon_stream.pipeline import IterMapDataset
+from energon_stream.pipeline.iterables import is_iterable
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.schedule import (
     BlendPlan,
@@ -240,16 +241,19 @@ def _live_reader(dataset: SavableDataset[Any]) -> tuple[str, ReaderDataset, Blen
             hint="open a metadataset with blend: of two or more datasets by get_train_dataset, with a task "
             "encoder that overrides neither build_train_datasets nor build_cook_crude_sample",
         )
-    if _replays(dataset):
+    replaying = _replaying(dataset)
+    if replaying is not None:
         raise WeightsError(
-            "IterMapDataset makes a pass again from its start, which other weights would change",
+            f"{replaying} makes a pass again from its start, which other weights would change",
             hint="use MapDataset in its place",
         )
     return *readers[0], plan
 
 
-def _replays(dataset: SavableDataset[Any]) -> bool:
-    return isinstance(dataset, IterMapDataset) or any(map(_replays, dataset.inputs))
+def _replaying(dataset: SavableDataset[Any]) -> str | None:
+    if isinstance(dataset, IterMapDataset) or is_iterable(dataset):
+        return type(dataset).__name__
+    return next(filter(None, map(_replaying, dataset.inputs)), None)
 
 
 def _in_order(reader: ReaderDataset, weights: Mapping[str, float]) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.imports import LazyModule
 from energon_stream.logs import log_once
@@ -118,8 +119,9 @@ def generic_batch(batch: Sequence[Any]) -> Any:
 def generic_concat(batch: Sequence[Any]) -> Any:
     """Join batches of any kind to a larger one.
 
-    Tensors are padded and joined along their first dimension; lists and tuples are joined. Dicts, dataclasses
-    and NamedTuples are joined field by field. None stays None. Everything else becomes a list.
+    Tensors are padded and joined along their first dimension; lists and tuples are joined (under the alias,
+    they become a list). Dicts, dataclasses and NamedTuples are joined field by field. None stays None.
+    Everything else becomes a list.
 
     Raises:
         SampleError: Tensors of one field cannot be joined, or dicts have different keys.
@@ -161,6 +163,8 @@ def _batch_values(name: str | None, values: list[Any]) -> Any:
 
 
 def _concat_values(name: str | None, values: list[Any]) -> Any:
+    if conventions() == "energon" and not all(isinstance(value, torch.Tensor) for value in values):
+        return _by_field(values, _concat_values)
     present = [value for value in values if value is not None]
     if name in METADATA_FIELDS and not present:
         return None

@@ -9,15 +9,20 @@ To write an operator, derive from :class:`Wrapper` or :class:`MultiInput`, and s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
 from energon_stream.drawing import SHOWN, Drawing
-from energon_stream.errors import ConfigError, StateMismatchError
-from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State
+from energon_stream.errors import ConfigError
+from energon_stream.pipeline.iterables import adopt
+from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State, foreign_key
+from energon_stream.pipeline.position import Position
+from energon_stream.pipeline.stream_copies import iterate_parent, restore_own, save_own, stream_inputs
 from energon_stream.pipeline.stream_runner import StreamRunner, with_restore_key
+from energon_stream.random_states import StepStates
 from energon_stream.schedule.saved import is_count
+from energon_stream.worker import is_activated
 
 if TYPE_CHECKING:
     from energon_stream.index.bad_samples import BadSample
@@ -53,6 +58,15 @@ class SavableDataset(ABC, Generic[T_co]):
     training: bool = True
     regroups: ClassVar[bool] = False
     """True if an element is made of any number of elements of ``inputs``."""
+    _savable_fields: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are the state of a class that writes ``__iter__``."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        adopt(cls, SavableDataset)
+
+    def __init__(self, worker_config: WorkerConfig) -> None:
+        self.worker_config = worker_config
 
     @property
     def pass_length(self) -> int:
@@ -126,8 +140,13 @@ class SavableDataset(ABC, Generic[T_co]):
 
     @property
     def datasets(self) -> tuple[SavableDataset[Any], ...]:
-        """The datasets that this one reads from, as ``inputs``."""
-        return self.inputs
+        """The datasets that this one reads from, as ``inputs``. Own classes may set it."""
+        found: tuple[SavableDataset[Any], ...] = vars(self).get("datasets", self.inputs)
+        return found
+
+    @datasets.setter
+    def datasets(self, datasets: Any) -> None:
+        vars(self)["datasets"] = datasets
 
     def restore_sample(self, restore_key: RestoreKey) -> T_co:
         """Make one element again, in this process, from the ``__restore_key__`` that a loader gave it.
@@ -141,7 +160,7 @@ class SavableDataset(ABC, Generic[T_co]):
                 f"{restore_key!r} is not a restore key", hint="pass the __restore_key__ of a batch"
             )
         _, stream, key = restore_key
-        with self.worker_config.activate(stream):
+        with self.worker_config.activate(stream), StepStates():
             item = self.restore_many([key], Context(self.worker_config, stream))[0]
         made: T_co = with_restore_key(item.value, ("Stream", stream, item.key))
         return made
@@ -205,8 +224,42 @@ class SavableDataset(ABC, Generic[T_co]):
     def _repr_html_(self) -> str:
         return drawing_of(self).html()
 
+    def save_state(self) -> State:
+        """Return the position of a dataset that the program iterates after ``WorkerConfig.worker_activate``.
+
+        In a class that writes ``__iter__``, ``super().save_state()`` returns the states of the inputs and the
+        attributes in ``_savable_fields``. Raises WorkerError if the dataset has no position, as where a
+        loader iterates it.
+        """
+        return Position.of(self).state(self) if stream_inputs(self) is None else save_own(self)
+
+    def restore_state(self, state: State) -> None:
+        """Set the position to what :meth:`save_state` returned; the next ``iter(dataset)`` goes on there.
+
+        Raises StateError if it is no state of this dataset.
+        """
+        restore = Position.restore if stream_inputs(self) is None else restore_own
+        restore(self, state)
+
+    def reset_state_own(self) -> None:
+        """Set the attributes of a class that writes ``__iter__`` back; by default, nothing happens."""
+
+    def reset_state_deep(self) -> None:
+        """Go back to the start."""
+        self.reset_state_own()
+        Position.reset(self)
+
     def __iter__(self) -> Iterator[T_co]:
-        """Iterate over one pass in this process, without workers. Each call begins anew."""
+        """Iterate over one pass in this process, without workers.
+
+        Each call begins anew, except after ``WorkerConfig.worker_activate``: there a call goes on after the
+        last element, and :meth:`save_state` saves the position.
+        """
+        if stream_inputs(self) is not None:  # super().__iter__() of a class that writes it
+            return iterate_parent(self)
+        return Position.of(self).iterate(self) if is_activated() else self._begin_anew()
+
+    def _begin_anew(self) -> Iterator[T_co]:
         runner = StreamRunner(self, list(self.worker_config.streams))
         try:
             while (step := runner.step()) is not None:
@@ -228,6 +281,18 @@ class Operator(SavableDataset[T_co]):
     """True if the results of the operator's functions depend on their arguments (and the seeds) only."""
     function_config: FunctionConfig = None
     """Describes the operator's function in ``config()``, so that a state of another function is refused."""
+
+    def __init__(
+        self,
+        datasets: SavableDataset[Any] | Iterable[SavableDataset[Any]],
+        *,
+        worker_config: WorkerConfig | None = None,
+    ) -> None:
+        if isinstance(datasets, SavableDataset):
+            vars(self)["dataset"] = datasets
+            datasets = (datasets,)
+        self.inputs: tuple[SavableDataset[Any], ...] = tuple(datasets)
+        self.worker_config: WorkerConfig = common_config(self.inputs, worker_config)
 
     def make_node(self, context: Context, state: State | None) -> Node:
         node: Node = self.node_type(self, context, state)
@@ -269,9 +334,7 @@ class Wrapper(Operator[T_co]):
     dataset: SavableDataset[Any]
 
     def __init__(self, dataset: SavableDataset[Any], *, worker_config: WorkerConfig | None = None) -> None:
-        self.dataset = dataset
-        self.inputs: tuple[SavableDataset[Any], ...] = (dataset,)
-        self.worker_config: WorkerConfig = common_config(self.inputs, worker_config)
+        super().__init__(dataset, worker_config=worker_config)
 
     def len_stream(self, stream: int) -> int | None:
         return self.dataset.len_stream(stream)
@@ -291,12 +354,6 @@ class MultiInput(Operator[T_co]):
 
     A node of it builds inner node ``n`` with ``context.child(n)``, and its state lists all inner states.
     """
-
-    def __init__(
-        self, datasets: Sequence[SavableDataset[Any]], *, worker_config: WorkerConfig | None = None
-    ) -> None:
-        self.inputs: tuple[SavableDataset[Any], ...] = tuple(datasets)
-        self.worker_config: WorkerConfig = common_config(self.inputs, worker_config)
 
     def inner_states(self, state: State) -> list[State]:
         return list(state[INNER_STATE])
@@ -355,14 +412,6 @@ def function_label(function: Callable[..., Any]) -> str:
 def is_stateless(function: Callable[..., Any]) -> bool:
     """Return True if a function is marked with ``@stateless``."""
     return bool(getattr(function, "__stateless__", False))
-
-
-def foreign_key(dataset: SavableDataset[Any], key: RestoreKey) -> StateMismatchError:
-    """Return the error for a restore key that is not of a dataset."""
-    return StateMismatchError(
-        f"the restore key {key!r:.100} does not belong to this {type(dataset).__name__}",
-        hint="restore with the pipeline that made the key",
-    )
 
 
 def common_config(datasets: Sequence[SavableDataset[Any]], given: WorkerConfig | None) -> WorkerConfig:

@@ -167,7 +167,8 @@ class LimitDataset(_Bounded[T_co]):
     Args:
         dataset: The inner dataset.
         length: Elements of one pass of one rank.
-        reset_after_epoch: Begin the inner dataset anew in the next pass; else it goes on.
+        reset_after_epoch: Begin the inner dataset anew in the next pass; else it goes on, except under
+            Megatron-Energon's conventions, by which it begins anew.
         worker_config: Must agree with the inner dataset's, if given.
 
     Example:
@@ -190,7 +191,7 @@ class LimitDataset(_Bounded[T_co]):
     ) -> None:
         config = common_config((dataset,), worker_config)
         super().__init__(dataset, length * config.world_size, worker_config)
-        self.restart = reset_after_epoch
+        self.restart = reset_after_epoch or config.conventions == "energon"
 
     def len_stream(self, stream: int) -> int | None:
         share, inner = self.share(stream, 0), self.dataset.len_stream(stream)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, T, T_co, Wrapper, foreign_key
+from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, T, T_co, Wrapper
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, FailureGuard
 from energon_stream.pipeline.node import (
     END,
@@ -19,6 +19,7 @@ from energon_stream.pipeline.node import (
     RestoreKey,
     State,
     WrapperNode,
+    foreign_key,
     read_state,
 )
 from energon_stream.plugins import load_plugin

@@ -15,7 +15,6 @@ from energon_stream.pipeline.dataset import (
     T,
     T_co,
     Wrapper,
-    foreign_key,
     function_name,
     is_stateless,
 )
@@ -28,6 +27,7 @@ from energon_stream.pipeline.node import (
     RestoreKey,
     State,
     WrapperNode,
+    foreign_key,
     new_item,
     read_state,
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from energon_stream.errors import StateMismatchError
 from energon_stream.pipeline.failure_notes import Failures
 from energon_stream.rng import derive_key
 from energon_stream.schedule.saved import damaged, is_count, shown
@@ -120,6 +121,14 @@ def _is_like(value: Any, default: Any) -> bool:
     if not isinstance(value, (list, tuple)) or (default and len(value) != len(default)):
         return False
     return all(_is_like(*each) for each in zip(value, default, strict=False) if each[1] is not None)
+
+
+def foreign_key(dataset: object, key: RestoreKey) -> StateMismatchError:
+    """Return the error for a restore key that is not of a dataset."""
+    return StateMismatchError(
+        f"the restore key {key!r:.100} does not belong to this {type(dataset).__name__}",
+        hint="restore with the pipeline that made the key",
+    )
 
 
 class WrapperNode:

@@ -22,7 +22,7 @@ from energon_stream.index.dataset import identity
 from energon_stream.index.entries import OffsetCache
 from energon_stream.index.shard_starts import with_starts
 from energon_stream.pipeline.blend_shares import tell_shares
-from energon_stream.pipeline.dataset import SavableDataset, foreign_key
+from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, FailureGuard
 from energon_stream.pipeline.leaf import draw_plan, key_of, place_of
 from energon_stream.pipeline.node import (
@@ -33,6 +33,7 @@ from energon_stream.pipeline.node import (
     Node,
     RestoreKey,
     State,
+    foreign_key,
     new_item,
     read_state,
 )

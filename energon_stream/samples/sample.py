@@ -28,7 +28,7 @@ def edataclass(cls: type[T] | None = None) -> type[T] | Callable[[type[T]], type
     """Decorate a class with ``dataclasses.dataclass(slots=True, kw_only=True)``.
 
     Keyword-only, so that types with required fields can derive from types with defaults. Slots, so that
-    samples are small and misspelt attributes are errors.
+    samples are small. Samples and batches take other attributes as well; other classes refuse them.
 
     Example:
         >>> from energon_stream import Sample, edataclass
@@ -80,11 +80,14 @@ def without_tags(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class Shown:
-    """Base of samples and batches, which print their key, forms of tensors, and beginnings of texts."""
+    """Base of samples and batches, which print their key, forms of tensors, and beginnings of texts.
+
+    Fields are in slots. What a program sets beside them, such as a tag, is in ``__dict__``.
+    """
 
     __subflavors__: Any
 
-    __slots__ = ()
+    __slots__ = ("__dict__",)
 
     @property
     def __tags__(self) -> Any:

@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from functools import wraps
 from inspect import isgenerator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
-
-import numpy as np
+from typing import Any, TypeVar, overload
 
 from energon_stream.errors import ConfigError
-from energon_stream.imports import LazyModule
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE
+from energon_stream.random_states import RandomState, restored_states, seed_all
 from energon_stream.task.call_rng import seed_of
 from energon_stream.worker import active_config
 
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = LazyModule("torch")
-
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class _RandomState(NamedTuple):
-    """States of the three random generators that hooks use. Hooks run on the CPU, so CUDA's is left out."""
-
-    torch: torch.Tensor
-    numpy: Any
-    python: Any
-
-    @classmethod
-    def current(cls) -> _RandomState:
-        return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())
-
-    def apply(self) -> None:
-        torch.set_rng_state(self.torch)
-        np.random.set_state(self.numpy)
-        random.setstate(self.python)
-
-
-@contextmanager
-def _restored() -> Iterator[None]:
-    outer = _RandomState.current()
-    try:
-        yield
-    finally:
-        outer.apply()
 
 
 def _call_seed() -> int | None:
@@ -62,19 +27,17 @@ def _call_seed() -> int | None:
     return seed_of(config.worker_seed(), config.active_worker_sample_index)
 
 
-def _with_own_timeline(
-    generator: Generator[Any, Any, Any], state: _RandomState
-) -> Generator[Any, None, None]:
+def _with_own_timeline(generator: Generator[Any, Any, Any], state: RandomState) -> Generator[Any, None, None]:
     """Run a generator with random states of its own, independent of draws between its elements."""
     try:
         while True:
-            with _restored():
+            with restored_states():
                 state.apply()
                 try:
                     value = next(generator)
                 except StopIteration:
                     return
-                state = _RandomState.current()
+                state = RandomState.current()
             yield value
     finally:
         generator.close()
@@ -86,13 +49,11 @@ def _with_seeds(function: F) -> F:
         seed = _call_seed()
         if seed is None:
             return function(*args, **kwargs)
-        with _restored():
-            torch.default_generator.manual_seed(seed)
-            np.random.seed(seed)
-            random.seed(seed)
+        with restored_states():
+            seed_all(seed)
             result = function(*args, **kwargs)
             if isgenerator(result):
-                return _with_own_timeline(result, _RandomState.current())
+                return _with_own_timeline(result, RandomState.current())
             return result
 
     return seeded  # type: ignore[return-value]

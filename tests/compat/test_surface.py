@@ -158,21 +158,6 @@ def test_how_samples_are_dealt_is_not_offered():
 
 
 @pytest.mark.energon(
-    "SavableDataset.save_state",
-    "SavableDataset.restore_state",
-    "SavableDataset.reset_state_deep",
-    "SavableDataset.reset_state_own",
-    "SavableDataset(worker_config)",
-    differs="a dataset has no position; loaders save and restore states",
-)
-def test_datasets_have_no_position(captions):
-    dataset = train(captions)
-    assert [sample.__key__ for sample, _ in zip(dataset, range(2), strict=False)] == [
-        sample.__key__ for sample, _ in zip(dataset, range(2), strict=False)
-    ]
-
-
-@pytest.mark.energon(
     "BlendDataset.dataset",
     "ConcatDataset.dataset",
     differs="several datasets have `datasets`",
@@ -239,20 +224,18 @@ def test_arguments_by_their_names():
     assert batch_list(batch=(1, 2)) == [1, 2]
 
 
-@pytest.mark.energon(
-    "homogeneous_concat_mix: lists", "generic_concat: lists", differs="lists are joined; 7.4.1 nests them"
-)
-def test_lists_of_batches_are_joined():
+def test_lists_of_batches_are_joined_or_stay_nested(monkeypatch):
+    """``interop/behaviours_own.py`` has what 7.4.1 does."""
     assert generic_concat([["a"], ["b"]]) == ["a", "b"]
+    monkeypatch.setenv("ENERGON_STREAM_CONVENTIONS", "energon")
+    assert generic_concat([["a"], ["b"]]) == [["a"], ["b"]]
 
 
-@pytest.mark.energon(
-    "LimitDataset without reset_after_epoch",
-    differs="the inner dataset goes on where it was; in 7.4.1 a RepeatDataset begins anew",
-)
-def test_a_limit_goes_on():
-    limited = get_loader(LimitDataset(RepeatDataset(NumbersDataset(4)), 3))
-    assert [list(limited) for _ in range(2)] == [[0, 1, 2], [3, 0, 1]]
+@pytest.mark.parametrize(("conventions", "second"), [("own", [3, 0, 1]), ("energon", [0, 1, 2])])
+def test_a_limit_goes_on_or_begins_again(conventions, second):
+    config = WorkerConfig(0, 1, 0, conventions=conventions)
+    limited = get_loader(LimitDataset(RepeatDataset(NumbersDataset(4, config)), 3))
+    assert [list(limited) for _ in range(2)] == [[0, 1, 2], second]
 
 
 @pytest.mark.energon(

@@ -1,0 +1,87 @@
+"""The random states of Python, NumPy and PyTorch, which functions of users draw from."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from energon_stream.imports import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
+
+
+class RandomState(NamedTuple):
+    """States of the three random generators that hooks use. Hooks run on the CPU, so CUDA's is left out."""
+
+    torch: torch.Tensor
+    numpy: Any
+    python: Any
+
+    @classmethod
+    def current(cls) -> RandomState:
+        """Return the states as they are."""
+        return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())
+
+    def apply(self) -> None:
+        """Set the states."""
+        torch.set_rng_state(self.torch)
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the three generators with 32 bits."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+@contextmanager
+def restored_states() -> Iterator[None]:
+    """Restore the states after a ``with`` block."""
+    outer = RandomState.current()
+    try:
+        yield
+    finally:
+        outer.apply()
+
+
+class _Here(threading.local):
+    step: StepStates | None = None
+
+
+_here = _Here()
+
+
+class StepStates:
+    """A ``with`` block after which the states are restored, if :func:`seed_in_step` was called in it.
+
+    Saving and restoring takes 0.4 ms. A step seeds many times, and saves and restores once.
+    """
+
+    __slots__ = ("_before", "outer")
+
+    def __enter__(self) -> None:
+        self.outer: RandomState | None = None
+        self._before, _here.step = _here.step, self
+
+    def __exit__(self, *_: object) -> None:
+        _here.step = self._before
+        if self.outer is not None:
+            self.outer.apply()
+
+
+def seed_in_step(seed: int) -> None:
+    """Seed the generators until the step is over."""
+    step = _here.step
+    if step is not None and step.outer is None:
+        step.outer = RandomState.current()
+    seed_all(seed)
