@@ -17,6 +17,7 @@ from energon_stream.index.objects import ShardObject, VersionGuard
 from energon_stream.index.sample_sizes import bounds_of
 from energon_stream.index.verify import check_name, wrong_names
 from energon_stream.read.locator import Cut, Locator, RawSample
+from energon_stream.storage import ByteRange
 from energon_stream.tar.format import TAR_RECORD, sample_parts, split_name, walk_members, walk_sample
 from energon_stream.tar.headers import AlikeSamples, split_samples
 from energon_stream.tar.scan import LinkedParts
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from energon_stream.storage.store import Store
 
 _NONE: frozenset[str] = frozenset()
+_KINDS = 16  # of samples, by the names of their parts, whose neighbours are looked at
+_NEAR = 8 << 20  # bytes of a sample and its neighbours that are fetched for that
 
 
 def _cut_alike(leaf: int, path: str, data: memoryview, found: AlikeSamples, excluded: frozenset[str]) -> Cut:
@@ -66,6 +69,7 @@ class TarLocator(Locator):
     _pages: EntryPages = field(init=False)
     # Where each sample begins, as if all were in one object, and the end; None if the sizes are unknown.
     _bounds: Int64Array | None = field(init=False)
+    _usual: set[tuple[str, ...]] = field(init=False, default_factory=set)  # names of parts
 
     def __post_init__(self) -> None:
         self.store = self.index.spec.open()
@@ -122,7 +126,10 @@ class TarLocator(Locator):
         starts, stops = request.starts - begin, request.stops - begin
         found = split_samples(data, starts, stops)
         if found is not None and not (
-            are_whole and self._goes_on(request, data, len(starts) - 1, found.keys[-1])
+            are_whole
+            and (
+                self._is_unusual(found.names) or self._goes_on(request, data, len(starts) - 1, found.keys[-1])
+            )
         ):
             return _cut_alike(self.leaf, path, data, found, excluded)
 
@@ -136,6 +143,8 @@ class TarLocator(Locator):
                     raise CorruptTarError(f"it ends the sample {key!r} before its last part")
                 if before is not None and self._is_in(path, int(before[number]), begin + first, key):
                     raise CorruptTarError(f"it begins within the sample {key!r}")
+                if are_whole and self._is_unusual(names):
+                    self._check_neighbours(request.object, sample, key, names)
             except CorruptTarError as error:
                 raise self._mismatch(error, path, begin + first) from error
             if key in excluded:
@@ -168,6 +177,29 @@ class TarLocator(Locator):
                 name = split_name(member.name)
                 return name is not None and name[0] == key
         return False
+
+    def _is_unusual(self, names: Sequence[str]) -> bool:
+        """Return whether a sample has other parts than those before; False if the index tells more."""
+        if self._bounds is not None or self.store.is_local or self.index.plain is not None:
+            return False
+        if not self._usual:
+            self._usual.add(tuple(names))
+        return len(self._usual) < _KINDS and tuple(names) not in self._usual
+
+    def _check_neighbours(self, shard: int, sample: int, key: str, names: Sequence[str]) -> None:
+        """Raise CorruptTarError if the ranges of its neighbours have parts of a sample, by a request."""
+        first, last = self.index.shard_starts[shard : shard + 2] - (0, 1)
+        _, starts, stops = self.locate(np.array([max(first, sample - 1), min(last, sample + 1)]))
+        start, stop = int(starts.min()), int(stops.max())
+        if stop - start <= _NEAR:
+            data = self.object(shard).get_range(ByteRange(start, stop)).data
+            for member in walk_members(
+                lambda at, length: data[at - start : at - start + length], start, stop
+            ):
+                name = split_name(member.name) if member.is_file else None
+                if name is not None and name[0] == key and name[1] not in names:
+                    raise CorruptTarError(f"it leaves the part {name[1]!r} of the sample {key!r} out")
+        self._usual.add(tuple(names))
 
     def _starts_before(self, request: Request) -> Int64Array | None:
         """Return where the sample before each begins; None if no ``.tar.idx`` of a local tar is used."""

@@ -19,6 +19,7 @@ from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from energon_stream.errors import (
     AccessDeniedError,
+    ConfigError,
     ObjectNotFoundError,
     RangeError,
     StorageError,
@@ -318,8 +319,16 @@ class _Client:
             # RetryPolicy is the one layer that retries; obstore's own retries would not be counted.
             "retry_config": {"max_retries": 0, "retry_timeout": timedelta(minutes=3)},
         }
-        if config.kind == "http":
-            return HTTPStore.from_url(config.root, **common)
+        if config.kind == "http" or "xn--" in config.endpoint.lower():  # the others panic at wrong names
+            try:
+                web = HTTPStore.from_url(config.endpoint, **common)
+            except ValueError as error:
+                what = f"no client can be made: {error}"
+                raise ConfigError(
+                    what, where=config.endpoint, hint="Check the URL and its options."
+                ) from None
+            if config.kind == "http":
+                return web
         if config.credentials is not None:
             common["credential_provider"] = self._provide
         store: Any = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}[config.kind]

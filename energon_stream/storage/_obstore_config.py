@@ -22,9 +22,12 @@ from energon_stream.storage.settings import (
     clean_setting,
     find_proxy,
     has_server_authority,
+    problem_of_url,
     variable,
 )
 from energon_stream.urls import url_scheme
+
+_NO_NAME = re.compile(r"""[\s\x00-\x1f\x7f"<>\\^`{|}\ud800-\udfff]""")  # obstore panics at some of these
 
 READ_TIMEOUT = "20s"
 FIRST_READ_TIMEOUT = "9s"
@@ -106,9 +109,11 @@ def resolve_config(url: str, options: Mapping[str, Any]) -> tuple[ClientConfig, 
     is_http = resolve is _http
     if resolve is None or not authority or "::" in url or "@" in authority or (is_http and "?" in rest):
         raise _unsupported(url, "does not know this kind of URL")
-    if found := re.search(r"[\s\x00-\x1f\x7f]", authority):
-        problem = f"the name of the bucket or host has the character {found[0]!r}"
-        raise ConfigError(problem, where=url, hint="check the URL")
+    problem = problem_of_url(f"http://{authority}") if is_http else ""
+    if found := _NO_NAME.search(authority):
+        problem = f"has the character {found[0]!r}"
+    if problem:
+        raise ConfigError(f"the name of the bucket or host {problem}", where=url, hint="Check the URL.")
     left = {name: value for name, value in clean_options(options).items() if value is not None}
     provider = None if is_http or OPTION not in left else ProvidedCredentials(left.pop(OPTION))
     config = resolve(authority, left, url, provider)
@@ -235,7 +240,8 @@ def _azure(
     config = _renamed(left, _AZURE_NAMES)
     if text:
         given = dict(item.partition("=")[::2] for item in text.split(";") if item)
-        config |= {name: given[key] for key, name in _CONNECTION_STRING_NAMES.items() if key in given}
+        names = {key: name for key, name in _CONNECTION_STRING_NAMES.items() if key in given}
+        config |= {name: clean_setting(key, given[key]) for key, name in names.items()}
         if "endpoint" not in config and "account_name" in config:
             protocol = given.get("DefaultEndpointsProtocol", "https")
             suffix = given.get("EndpointSuffix", "core.windows.net")

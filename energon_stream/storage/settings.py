@@ -73,7 +73,8 @@ def clean_setting(name: str, value: object) -> str:
     elif found := _CONTROL.search(text):
         problem = f"has the control character {found[0]!r}"
     elif text and _ENDPOINT.search(name):
-        problem = _problem_of_url(text)
+        found = _NO_URL.search(text)
+        problem = f"has the character {found[0]!r}, which URLs have not" if found else problem_of_url(text)
         text = re.sub("^[A-Za-z]+:", lambda scheme: scheme[0].lower(), text)
         hint = f"write {name} as https://host or http://host:port"
     elif text and "region" in name.lower() and not _REGION.fullmatch(text):
@@ -130,9 +131,8 @@ def certificate_bundle(verify: object) -> str | None:
     return content
 
 
-def _problem_of_url(text: str) -> str:
-    if found := _NO_URL.search(text):
-        return f"has the character {found[0]!r}, which URLs have not"
+def problem_of_url(text: str) -> str:
+    """Return what keeps a client from sending requests to a server, after its name; nothing if it can."""
     try:
         parts = urlsplit(text)
         _ = parts.port
@@ -142,6 +142,13 @@ def _problem_of_url(text: str) -> str:
         return "does not begin with http:// or https://"
     if not parts.hostname:
         return "names no host"
+    if "%" in parts.hostname:
+        return "has the character '%' in the name of its host"
+    if parts.hostname.rstrip(".").rpartition(".")[2][:1].isdecimal():  # no domain begins so
+        try:
+            ip_address(parts.hostname)
+        except ValueError as error:
+            return f"is no URL: {error}"
     return "has a query" if parts.query else ""
 
 

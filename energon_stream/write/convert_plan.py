@@ -77,7 +77,7 @@ def plan_conversion(
     max_count: int | None = None,
     shuffle: bool = True,
     storage_options: Mapping[str, Any] | None = None,
-    files_root: str | None = None,
+    files_root: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> ConvertPlan:
     """Return what :func:`convert_dataset` would do, with a preview of the first samples. Nothing is written.

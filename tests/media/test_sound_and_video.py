@@ -13,7 +13,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from media_corpus import ffmpeg, write_corpus
+from media_corpus import CUTS, MADE, ffmpeg, write_corpus
 from repetitions import is_nightly
 
 from energon_stream import (
@@ -39,7 +39,8 @@ from energon_stream.testing.s3server import S3Server
 # Frames of unequal length, of which the container has the times in milliseconds alone.
 UNEQUAL = {"pcm.mkv", "vorbis.webm", "vp8_vorbis.webm"}
 # The decoder adds noise, which depends on what it decoded before.
-NOISY = {"ac3.mkv": 0.05, "aac_noise.m4a": 0.05}
+HE_AAC = [path.name for path in MADE.iterdir()] + [name for name in CUTS if "he_aac" in name]
+NOISY = {"ac3.mkv": 0.05, "aac_noise.m4a": 0.05} | dict.fromkeys(HE_AAC, 0.05)
 
 FRAME = 1024  # samples of a frame of AAC
 

@@ -74,6 +74,9 @@ WRONG = {
         "http://127.0.0.1:9000/?bucket=x",
         "http://127.0.0.1:9000\nhttp://127.0.0.1:9001",
         "“http://127.0.0.1:9000”",
+        "http://127.0.0.1.1:9000",
+        "http://a%41:9000",
+        "http://[fe80::1%eth0]:9000",
     ],
     "region": ["us east", "üs-east-1", "'us-east-1'", "us-east-1\neu-west-1"],
     "key": ["AKIA\nEXAMPLE", '"AKIAEXAMPLE"', "AKIA\x7fEXAMPLE"],
@@ -131,28 +134,75 @@ def test_settings_of_a_profile_are_refused_by_name(tmp_path, monkeypatch, conten
         StoreSpec("s3://bucket").open()
 
 
-@pytest.mark.parametrize("url", ["s3://a bucket/x", "s3://bucket\n/x", "http://127.0.0.1\t/x", "gs://b\0/x"])
-def test_buckets_and_hosts_with_odd_signs_are_refused(url):
+ODD = [
+    "a bucket",
+    "bucket\n",
+    "127.0.0.1\t",
+    "b\0",
+    "a<b",
+    "a>b",
+    'a"b',
+    "a`b",
+    "a{b}",
+    "a|b",
+    "a^b",
+    "a\\b",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "http", "https"])
+@pytest.mark.parametrize("name", ODD)
+def test_buckets_and_hosts_with_odd_signs_are_refused(scheme, name):
     with pytest.raises(ConfigError, match="has the character"):
-        StoreSpec(url).open()
+        StoreSpec(f"{scheme}://{name}/x").open()
 
 
-@pytest.mark.parametrize(
-    ("url", "options"),
-    [
-        (
-            "s3://b`/x",
-            {"endpoint_url": "http://127.0.0.1:9", "key": "SECRETSECRET", "secret": "SECRETSECRET"},
-        ),
-        (
-            "az://box",
-            {"connection_string": "AccountName=a\nb;AccountKey=YWJj;BlobEndpoint=http://127.0.0.1:9"},
-        ),
-    ],
-)
-def test_a_panic_of_obstore_is_an_error_of_the_store(capfd, url, options):
-    """What nothing here looks at, such as these names of a bucket and an account."""
+HOSTS = [
+    "xn--",
+    "xn--a",
+    "a.xn--.b",
+    "1.2.3.4.5",
+    "256.1.1.1",
+    "0xg.1",
+    "h%00",
+    "%",
+    "[zz]",
+    "[",
+    "[]",
+    "a:99999",
+    "a:b",
+]
+
+
+@pytest.mark.parametrize("kind", ["http", "s3", "gs", "az"])
+@pytest.mark.parametrize("host", HOSTS)
+def test_hosts_that_cannot_be_asked_are_refused_before_a_request(kind, host, capfd, monkeypatch):
+    url, options = f"{kind}://bucket/x", {}
+    if kind == "http":
+        url = f"http://{host}/x"
+    elif kind == "s3":
+        options = {"endpoint_url": f"http://{host}", "key": "k", "secret": "s"}
+    elif kind == "gs":
+        monkeypatch.setenv("GOOGLE_BASE_URL", f"http://{host}")
+        options = {"anon": True}
+    else:
+        options = {"connection_string": f"AccountName=a;AccountKey=YWJj;BlobEndpoint=http://{host}"}
+    with pytest.raises(ConfigError):
+        StoreSpec(url, options, "obstore").open(policy=RetryPolicy(attempts=1)).get("y")
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_names_in_other_scripts_are_asked_for():
+    """A host that is not there, and not one whose name is refused."""
+    with pytest.raises(StorageError, match="cannot resolve"):
+        StoreSpec("http://ä.invalid/x", {}, "obstore").open(policy=RetryPolicy(attempts=1)).get("y")
+
+
+def test_a_panic_of_obstore_is_an_error_of_the_store(capfd):
+    """What nothing here looks at, such as the name of an account."""
+    options = {"connection_string": "AccountName=a{b;AccountKey=U0VDUkVU"}
     with pytest.raises(StorageError, match="obstore failed") as caught:
-        StoreSpec(url, options, "obstore").open(policy=RetryPolicy(attempts=1)).get("x")
+        StoreSpec("az://box", options, "obstore").open(policy=RetryPolicy(attempts=1)).get("x")
     assert "SECRET" not in f"{caught.value} {caught.value.__cause__}"
     assert "panicked" in capfd.readouterr().err  # which cannot be helped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 import subprocess
 import wave
@@ -97,6 +98,10 @@ VIDEOS: dict[str, str] = {
     "vp9_opus.webm": "-c:v libvpx-vp9 -deadline realtime -cpu-used 8 -g 12 -c:a libopus",
 }
 """Options of the files with video."""
+MADE = Path(__file__).parent / "he_aac"
+"""HE-AAC with replicated bands, and with a parametric second channel: ``source.wav`` by the encoder of
+Fraunhofer, as ``-c:a libfdk_aac -profile:a aac_he -b:a 32k``, and ``aac_he_v2``. No free ffmpeg has it."""
+
 CUTS: dict[str, tuple[str, str, str]] = {
     "cut_aac.m4a": ("aac44100.m4a", "-ss 0.53", "-c copy"),
     "cut_aac.mp4": ("x264_aac.mp4", "-ss 0.53", "-c copy"),
@@ -112,6 +117,11 @@ CUTS: dict[str, tuple[str, str, str]] = {
     "cut.flac": ("flac.flac", "-ss 0.4", "-c copy"),
     "cut.avi": ("mpeg4_mp3.avi", "-ss 0.53", "-c copy"),
     "rotated.mp4": ("x264_aac.mp4", "-display_rotation 90", "-c copy"),
+    "cut_he_aac_v1.m4a": ("he_aac_v1.m4a", "-ss 0.53", "-c copy"),
+    "he_aac_v1.mkv": ("he_aac_v1.m4a", "", "-c copy"),
+    "he_aac_v1.aac": ("he_aac_v1.m4a", "", "-c copy"),
+    "he_aac_v2.aac": ("he_aac_v2.m4a", "", "-c copy"),
+    "he_aac_v2.mp4": ("he_aac_v2.m4a", "", "-c copy -movflags frag_keyframe+empty_moov+delay_moov"),
     "cover.m4a": ("aac44100.m4a", "-i cover.png", "-map 0 -map 1 -c copy -disposition:v attached_pic"),
     "cover.mp3": ("mp3_16000.mp3", "-i cover.png", "-map 0 -map 1 -c copy -id3v2_version 3"),
     "cover.flac": ("flac.flac", "-i cover.png", "-map 0 -map 1 -c copy -disposition:v attached_pic"),
@@ -143,13 +153,14 @@ def write_corpus(folder: Path) -> list[str]:
         sound = [] if _SILENT in options else ["-map", "0"]
         outputs += ["-map", "1", *sound, *_split(options), name]
     ffmpeg(*inputs, *outputs, cwd=folder)
+    made = [Path(shutil.copy(path, folder)).name for path in MADE.iterdir()]
     for name, (source, before, options) in CUTS.items():
         second = before.startswith("-i ")
         first = ["-i", source] if second else [*before.split(), "-i", source]
         ffmpeg(*first, *(before.split() if second else []), *options.split(), name, cwd=folder)
     for name, (source, splice) in SPLICED.items():
         (folder / name).write_bytes(splice((folder / source).read_bytes()))
-    return [*SOUNDS, *VIDEOS, *CUTS, *SPLICED]
+    return [*SOUNDS, *VIDEOS, *CUTS, *SPLICED, *made]
 
 
 def _split(options: str) -> Iterator[str]:
@@ -174,20 +185,7 @@ def _vbri(data: bytes) -> bytes:
     return head.ljust(frame_bytes, b"\0") + data
 
 
-def _he_aac(data: bytes) -> bytes:
-    """Say in the header of an AAC file of 22,050 Hz that it has spectral band replication, to 44,100 Hz."""
-    # No encoder of HE-AAC is free to ship. A decoder makes twice as many samples of such a file as well.
-    at = data.index(b"\x05\x80\x80\x80")  # the tag of the decoder's own header within esds
-    assert data[at + 4] == 5, data[at : at + 12].hex()
-    plain = int.from_bytes(data[at + 5 : at + 7], "big")
-    channels = plain >> 3 & 15
-    # Object type 5, rate index 7 (22,050), channels, rate index 4 (44,100), object type 2, and three zeros.
-    header = (5 << 27 | 7 << 23 | channels << 19 | 4 << 15 | 2 << 10) >> 0
-    return data[: at + 5] + header.to_bytes(4, "big") + b"\0" + data[at + 10 :]
-
-
 SPLICED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "mp3_vbri.mp3": ("mp3_no_xing.mp3", _vbri),
-    "he_aac.m4a": ("aac22050.m4a", _he_aac),
 }
 """Files made of the bytes of others."""
