@@ -17,6 +17,11 @@ from .index.bad_samples import (
     read_bad_samples as read_bad_samples,
     write_bad_samples as write_bad_samples,
 )
+from .index.file_format import (
+    FileFormat as FileFormat,
+    OpenedFile as OpenedFile,
+    register_dataset_format as register_dataset_format,
+)
 from .media.metadata import (
     AVMetadata as AVMetadata,
     ImageMetadata as ImageMetadata,

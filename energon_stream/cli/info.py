@@ -26,7 +26,8 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
     metadataset; and, for tars that are not prepared, how many of them this node has indexed.
     """
     from energon_stream.index.dataset import dataset_kind
-    from energon_stream.index.jsonl_index import open_jsonl
+    from energon_stream.index.file_format import find_format
+    from energon_stream.index.files_index import open_file
     from energon_stream.index.plain import read_metadata_or_tars
     from energon_stream.storage import StoreSpec
 
@@ -36,8 +37,8 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
         splits = _of_metadataset(path, storage_options)
         emit({"kind": kind, "url": path, "splits": splits}, lambda: _show_metadataset(splits))
         return
-    if kind == "jsonl":
-        samples = open_jsonl(spec).num_samples
+    if (format := find_format(path)) is not None:
+        samples = open_file(spec, format).num_samples
         document = {"kind": kind, "url": path, "samples": samples}
         emit(document, lambda: echo(f"{path}: {counted(samples, 'sample')}"))
         return
@@ -51,6 +52,7 @@ def info(path: str, storage_options: dict[str, Any] | None, split_config: str, d
 
 
 def _of_prepared(metadata: DatasetMetadata, spec: StoreSpec) -> dict[str, Any]:
+    from energon_stream.index.shard_names import names_tars
     from energon_stream.prepare.publish import read_skipped
     from energon_stream.storage import ListEntry
     from energon_stream.tar.scan import peek_parts
@@ -63,7 +65,9 @@ def _of_prepared(metadata: DatasetMetadata, spec: StoreSpec) -> dict[str, Any]:
         "samples": sum(counts.values()),
         "shards": len(counts),
         "sample_type": _sample_type(metadata),
-        "parts": [] if first is None else list(peek_parts(store, ListEntry(first, store.head(first)))),
+        "parts": []
+        if first is None or not names_tars(first)
+        else list(peek_parts(store, ListEntry(first, store.head(first)))),
         "split_parts": {
             name: {"samples": sum(counts.get(shard, 0) for shard in shards), "shards": len(shards)}
             for name, shards in metadata.split.split_parts.items()

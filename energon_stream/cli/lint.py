@@ -69,7 +69,7 @@ def lint(
     share = options["share"]
     if conventions() == "energon" and not wants_json():
         click.echo("Checking the index files...")
-    if dataset_kind(path) in ("metadataset", "jsonl"):
+    if dataset_kind(path) not in ("webdataset", "tars"):
         if share < 1 or options["part"] is not None or isinstance(engine, RayEngine):
             hint = "Check the datasets in it one by one."
             raise ConfigError("this option needs a folder of tars", where=path, hint=hint)

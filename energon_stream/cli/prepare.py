@@ -106,7 +106,7 @@ def prepare(
     field_map: str | None,
     **options: Any,
 ) -> None:
-    """Index a folder of tars, a .jsonl file, or the joins of a metadataset.
+    """Index a folder of tars, of .jsonl or of .parquet files, a .jsonl file, or the joins of a metadataset.
 
     PATH is local, s3://… or any other fsspec URL. The command asks for missing options. All options but
     --storage-option are for folders.
@@ -115,6 +115,7 @@ def prepare(
     from energon_stream.index.dataset import dataset_kind
     from energon_stream.index.plain import find_shards
     from energon_stream.prepare.prepare import prepare_dataset
+    from energon_stream.prepare.prepare_files import find_files
     from energon_stream.storage import StoreSpec
 
     kind, storage_options = dataset_kind(path), options["storage_options"]
@@ -124,11 +125,22 @@ def prepare(
         if options["media_filter"] is not None:
             hint = "Leave out the --media-metadata-by-… options."
             raise ConfigError("media metadata needs a folder", where=path, hint=hint)
-        (_prepare_jsonl if kind == "jsonl" else _prepare_joins)(path, storage_options)
+        (_prepare_joins if kind == "metadataset" else _prepare_file)(path, storage_options)
         return
     if options["split_patterns"] and options["split_ratio"]:
         raise ConfigError("both --split-pattern and --split-ratio are given", hint="Give one of them.")
     store = StoreSpec(path, storage_options).open()
+    if find_files(list(store.list())):
+        wizard = None if non_interactive or wants_json() else Wizard()
+        options["force"] |= _may_overwrite(store, wizard)
+        if options["split_ratio"] is None and options["split_patterns"] is None:
+            options["split_ratio"] = _required(wizard, "--split-ratio or --split-pattern").ratio()
+        if sample_type is not None:
+            options["dataset_yaml"] = _document(None, sample_type, field_map, [])
+        with Progress(unit="file", enabled=progress) as shown:
+            report = prepare_dataset(path, progress=shown.reach, **options)
+        emit({"samples": report.num_samples, **asdict(report)}, lambda: _show(report), _show_done)
+        return
     entries = find_shards(store, exclude=options["exclude"])
     echo(f"Found {len(entries)} tar files, from {entries[0].path} to {entries[-1].path}.", err=wants_json())
     wizard = None if non_interactive or wants_json() else Wizard()
@@ -194,10 +206,10 @@ def _show_media(report: MediaReport) -> None:
         echo(f"{number} cannot be read, the first is {report.unreadable[0]}.", err=True)
 
 
-def _prepare_jsonl(path: str, storage_options: dict[str, Any] | None) -> None:
-    from energon_stream.index.jsonl_index import prepare_jsonl
+def _prepare_file(path: str, storage_options: dict[str, Any] | None) -> None:
+    from energon_stream.prepare.prepare_files import prepare_file
 
-    samples = prepare_jsonl(path, storage_options=storage_options)
+    samples = prepare_file(path, storage_options)
     done = f"Indexed {counted(samples, 'record')}."
     emit({"samples": samples}, lambda: click.echo(done), _show_done)
 

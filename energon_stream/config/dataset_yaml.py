@@ -33,6 +33,7 @@ from energon_stream.urls import is_local, parent_url
 if TYPE_CHECKING:
     from energon_stream.decode import FileStoreDecoder
     from energon_stream.index.dataset import WebDatasetIndex
+    from energon_stream.index.files_index import FilesIndex
     from energon_stream.limits import Limits
     from energon_stream.storage import StoreSpec
 
@@ -61,6 +62,7 @@ _KEYS = {
     "shuffle_over_epochs": of_type(int, NoneType),
     "subset": of_type(Mapping, list),
 }
+_FORMAT_KEYS = ("decode_map", "reader_cache_size")  # what FileFormat.decoder reads, or needs not to
 _DECODER_OPTIONS = ("image_decode", "av_decode", "video_decode_audio", "guess_content")
 
 
@@ -107,14 +109,41 @@ def make_sample_factory(
             )
         document, where = declared.document, declared.where
     elif declared is not None and not declared.typing_only:
-        raise ConfigError(
-            f"the type of the samples is declared twice: by this file, and by {declared.where}",
-            where=where,
-            hint="leave out sample_type and field_map, or name another file by dataset_config",
-        )
+        raise _twice(declared, where)
     read_beside = partial(_read_beside, index.spec)
     return read_dataset_config(
         document, where=where, decoder=decoder, read_text=read_beside, trust=trust, limits=limits
+    )
+
+
+def make_file_samples(
+    index: FilesIndex, declared: DeclaredSamples | None, *, trust: bool | None = None
+) -> tuple[SampleFactory, DatasetYamlOptions]:
+    """Find out how samples of files are made: crude unless ``dataset.yaml`` or the user says more."""
+    where = f"{index.spec.url}/{META_FOLDER}/{DATASET_CONFIG}"
+    document = dict(index.dataset_yaml or CRUDE.document)
+    decoder = index.format.decoder(document, index.limits)
+    for key in _FORMAT_KEYS:
+        document.pop(key, None)
+    if str(document.get("__class__")).endswith("DatasetFactory") and is_own_module(
+        str(document.get("__module__"))
+    ):
+        document |= CRUDE.document  # the factory of a format
+    if declared is not None and not declared.typing_only:
+        if any(document.get(key) != value for key, value in CRUDE.document.items() if key == "__class__"):
+            raise _twice(declared, where)
+        document, where = {**declared.document}, declared.where
+    read_beside = partial(_read_beside, index.spec)
+    return read_dataset_config(
+        document, where=where, decoder=decoder, read_text=read_beside, trust=trust, limits=index.limits
+    )
+
+
+def _twice(declared: DeclaredSamples, where: str) -> ConfigError:
+    return ConfigError(
+        f"the type of the samples is declared twice: by this file, and by {declared.where}",
+        where=where,
+        hint="leave out sample_type and field_map, or name another file by dataset_config",
     )
 
 

@@ -12,14 +12,14 @@ from energon_stream.auxiliary import (
     WebdatasetFileStore,
     registered_store,
 )
-from energon_stream.config.dataset_yaml import DatasetYamlOptions, make_sample_factory
+from energon_stream.config.dataset_yaml import DatasetYamlOptions, make_file_samples, make_sample_factory
 from energon_stream.config.named_code import import_class, imported_joiner, is_own_module
 from energon_stream.config.references import AnyLeafRef, AuxRef, JoinerRef, JoinRef, LeafRef
 from energon_stream.config.sample_factory import SampleFactory
 from energon_stream.config.sample_types import resolve_sample_type
-from energon_stream.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
+from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.media import AuxStores, DecodeFileStore, FileStore
 from energon_stream.pipeline.failure_notes import JOIN_MEMBER
@@ -31,6 +31,7 @@ from energon_stream.task.cooking import cooker_parts
 
 if TYPE_CHECKING:
     from energon_stream.config.dataset_options import DatasetRequest
+    from energon_stream.decode import FileStoreDecoder
     from energon_stream.read.locator import RawSample
     from energon_stream.read.part_ranges import PartSelection
 
@@ -53,6 +54,8 @@ def open_leaf(
         return _join_leaf(ref, index, request), plan
     leaf, options = _dataset_leaf(ref, index, request)
     order = OrderSpec() if order is None else replace(order, **options.order)
+    if isinstance(index, FilesIndex) and index.format.whole_shards:
+        order = replace(order, max_samples_per_sequence=None)
     start, stop = (options.subset or ref.subset).bounds(int(starts[-1]), index.name)
     return leaf, LeafPlan(number, starts, order, start, stop, selection)
 
@@ -73,8 +76,10 @@ def _dataset_leaf(
         )
         # Cookers decide which parts of crude samples are decoded.
         factory = replace(factory, on_demand=bool(request.cookers))
-    else:  # a JSONL file: its records are crude, and always parsed
-        factory, options = SampleFactory(SampleDecoder(limits=limits)), DatasetYamlOptions()
+    elif isinstance(index, FilesIndex):
+        factory, options = make_file_samples(index, ref.declared, trust=request.trust_dataset_code)
+    else:
+        raise TypeError(f"no samples can be made of a {type(index).__name__}")
     subflavors = {**options.subflavors, **ref.subflavors}
     cookers = () if joined or not factory.is_crude else request.cookers
     # Parts are left out that the metadataset, the caller or the cooker does not name.
@@ -86,7 +91,11 @@ def _dataset_leaf(
         _file_store(AuxRef(ref.spec, "webdataset"), request.decoder) if is_folder else None,
     )
     return DatasetLeaf(
-        index, factory, subflavors, stores, plain_keys=request.config.conventions == "energon"
+        index,
+        factory,
+        subflavors,
+        stores,
+        plain_keys=isinstance(index, FilesIndex) or request.config.conventions == "energon",
     ), options
 
 

@@ -17,9 +17,9 @@ from energon_stream.errors import EnergonStreamError, ObjectNotFoundError
 from energon_stream.index.bad_samples import BadSample, dataset_name, read_bad_list
 from energon_stream.index.database import index_database
 from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.guarded_sqlite import indexed_name
 from energon_stream.index.join_index import JoinIndex
-from energon_stream.index.jsonl_index import JsonlIndex
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import ByteRange, StoreSpec, shared_fetcher
 from energon_stream.tar.format import split_name, walk_members
@@ -153,14 +153,20 @@ def bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
             found.update(_join_rows(index, number, {(place, offset) for place, _, offset in rows}))
             samples = []
         by_number = list[tuple[int, int, BadSample]]()
-        is_file, shards = not isinstance(index, WebDatasetIndex), dict[str | None, int]()
-        if isinstance(index, JsonlIndex):
+        shards = dict[str | None, int]()
+        if isinstance(index, FilesIndex):
             known = {each.version: not each.version or index.is_of(each.version) for each in samples}
             samples = [each for each in samples if known[each.version]]
-        shards.update((None if is_file else path, place) for place, path in enumerate(index.shard_paths))
+            for sample in samples:
+                key = sample.key or ""
+                at = int(key) if key.isdecimal() and len(key) < _DIGITS else sample.index
+                if sample.shard is None and at is not None and at < index.num_samples:
+                    used.add(sample)
+                    found.add(at)
+            samples = []
+        shards.update((path, place) for place, path in enumerate(index.shard_paths))
         for sample in samples:
-            key, place, at = sample.key or "", shards.get(sample.shard), sample.index
-            at = int(key) if is_file and key.isdecimal() and len(key) < _DIGITS else at
+            place, at = shards.get(sample.shard), sample.index
             if place is not None and at is not None and at < int(index.shard_counts[place]):
                 used.add(sample)
                 by_number.append((place, at, sample))

@@ -33,8 +33,9 @@ from energon_stream.index.dataset import (
     read_metadata,
     select_split_part,
 )
+from energon_stream.index.file_format import find_format
+from energon_stream.index.files_index import FilesIndex, open_file, open_folder
 from energon_stream.index.join_index import JoinIndex, JoinMember, open_join_index
-from energon_stream.index.jsonl_index import open_jsonl
 from energon_stream.index.plain import find_tars, list_tars, open_plain
 from energon_stream.limits import Limits
 from energon_stream.printable import strip_credentials
@@ -182,12 +183,11 @@ def _begin(
         members = [_begin(member.leaf, pool, metadata, how) for member in ref.members]
         # The join waits in the pool for its members. It cannot block them: they were submitted before it.
         return pool.submit(_open_join, ref, members).result
-    kind = dataset_kind(ref.spec.url)
-    if kind == "jsonl":
-        declared = ref.declared is not None and not ref.declared.typing_only
-        _refuse(ref, declared, "sample_type", "the records of a JSONL file are crude")
-        return pool.submit(open_jsonl, ref.spec).result
-    if kind == "tars" or ref.declared is not None:
+    if (found := find_format(ref.spec.url)) is not None:
+        declared = ref.declared is not None and not ref.declared.typing_only and not found.may_be_typed
+        _refuse(ref, declared, "sample_type", f"the records of a {found.name.upper()} file are crude")
+        return pool.submit(open_file, ref.spec, found, how.limits).result
+    if dataset_kind(ref.spec.url) == "tars" or ref.declared is not None:
         return pool.submit(_open_declared, ref, how).result
     key = ref.spec.url, ref.split_config, ref.dataset_config
     if key not in metadata:  # mixtures often name several split parts of one dataset
@@ -215,7 +215,7 @@ def _open_join(ref: JoinRef, members: Sequence[Callable[[], DatasetIndex]]) -> J
     return open_join_index(ref.metadataset, join_members(ref, [finish() for finish in members]))
 
 
-def _open_declared(ref: LeafRef, how: _Opening) -> WebDatasetIndex:
+def _open_declared(ref: LeafRef, how: _Opening) -> WebDatasetIndex | FilesIndex:
     """Open tars that the path names, or a folder with declared samples, prepared or not."""
     is_folder, limits = dataset_kind(ref.spec.url) != "tars", how.limits
     spec, tars = (ref.spec, list_tars(ref.spec)) if is_folder else find_tars(ref.spec, limits)
@@ -232,13 +232,16 @@ def _refuse(ref: LeafRef, is_given: bool, what: str, reason: str) -> None:
         raise ConfigError(f"{what} is not allowed here: {reason}", where=where, hint="leave it out")
 
 
-def _select(ref: LeafRef, found: DatasetMetadata, limits: Limits) -> WebDatasetIndex:
+def _select(ref: LeafRef, found: DatasetMetadata, limits: Limits) -> WebDatasetIndex | FilesIndex:
     names = {"split_part": ref.split_part, "split_config": ref.split_config}
     wanted = {name: str((found.dataset_yaml or {}).get(name, value)) for name, value in names.items()}
     # dataset.yaml overrides the caller, and is known only now.
     if wanted["split_config"] != ref.split_config:
-        return open_webdataset(ref.spec, dataset_config=ref.dataset_config, limits=limits, **wanted)
-    return select_split_part(ref.spec, wanted["split_part"], found)
+        index = open_webdataset(ref.spec, dataset_config=ref.dataset_config, limits=limits, **wanted)
+    else:
+        index = select_split_part(ref.spec, wanted["split_part"], found)
+    format = find_format(index.shard_paths[0])
+    return index if format is None else open_folder(index, format, limits)
 
 
 def join_members(ref: JoinRef, indices: Sequence[DatasetIndex]) -> list[JoinMember]:

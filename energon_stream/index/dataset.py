@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, islice
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from energon_stream.errors import (
     StorageError,
 )
 from energon_stream.index.checksums import AllSamples, digest
+from energon_stream.index.file_format import find_format
 from energon_stream.index.index_files import read_offsets
 from energon_stream.index.info_files import (
     INFO_JSON,
@@ -60,8 +61,6 @@ _T = TypeVar("_T")
 _Values = TypeVar("_Values", bound="Sizes | Names")
 _MARKS_BYTES = 4096  # marks of up to a thousand shards
 _FILE_BYTES = 4096  # usual size of a file of metadata; a late one is requested twice
-
-DatasetKind = Literal["webdataset", "metadataset", "jsonl", "tars"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,16 +171,17 @@ def identity(index: DatasetIndex, shards: int) -> dict[str, Any]:
     return found
 
 
-def dataset_kind(url: str) -> DatasetKind:
-    """Return the kind of dataset that a path names, by its suffix alone; no request is made.
+def dataset_kind(url: str) -> str:
+    """Return the kind of dataset that a path names, by its name alone: ``webdataset`` (a folder), ``tars``,
+    ``metadataset``, or the name of a file's format. No request is made.
 
     Example:
         >>> [dataset_kind(path) for path in ("captions", "mix.yaml", "lines.jsonl", "tars/{0..3}.tar")]
         ['webdataset', 'metadataset', 'jsonl', 'tars']
     """
+    if (found := find_format(url)) is not None:
+        return found.name
     url, _ = split_query(url)
-    if url.endswith(".jsonl"):
-        return "jsonl"
     if names_tars(url):
         return "tars"
     return "metadataset" if url.endswith((".yaml", ".yml")) else "webdataset"

@@ -25,6 +25,11 @@ PAGE_SAMPLES = (64 << 10) // ENTRY_BYTES  # reading 64 KiB takes hardly longer t
 _ROW_PAGE_BYTES = 16 << 10  # a shuffled slice of samples reads one or two pages of a large file
 
 
+def page_rows(width: int = 1) -> int:
+    """Return the number of rows in a page of a large file."""
+    return max(1, _ROW_PAGE_BYTES // (ENTRY_BYTES * width))
+
+
 def index_path(shard_path: str) -> str:
     """Return the path of a tar's index."""
     return posixpath.splitext(shard_path)[0] + ".tar.idx"
@@ -100,30 +105,48 @@ class RowFile:
     @property
     def page_rows(self) -> int:
         """Number of rows in a page; the last page may have fewer."""
-        return max(1, _ROW_PAGE_BYTES // (ENTRY_BYTES * self.width))
+        return page_rows(self.width)
 
     def read(self, store: Store, first: int, last: int) -> Int64Array:
         """Read rows ``[first, last)``, as ``int64 [n, width]``.
 
         Raises IndexMismatchError beyond the end, and for rows that cannot be right.
         """
-        return read_again(store, [""], lambda: self._read(store, first, last))
+        header, width, ascends = self.header, self.width, self.ascends
+        return read_rows(store, "", first, last, self.rows, header=header, width=width, ascends=ascends)
 
-    def _read(self, store: Store, first: int, last: int) -> Int64Array:
-        size = ENTRY_BYTES * self.width
+
+def read_rows(
+    store: Store,
+    path: str,
+    first: int,
+    last: int,
+    rows: int,
+    *,
+    header: int = 0,
+    width: int = 1,
+    dtype: str = "<i8",
+    ascends: bool = False,
+) -> Int64Array:
+    """Read rows ``[first, last)`` of ``rows`` in a file, as :meth:`RowFile.read` does."""
+    size, where = np.dtype(dtype).itemsize * width, f"{store.url}/{path}".rstrip("/")
+
+    def read() -> Int64Array:
         try:
-            body = store.get_range("", ByteRange(self.header + first * size, self.header + last * size))
+            body = store.get_range(path, ByteRange(header + first * size, header + last * size))
         except RangeError as error:
             raise IndexMismatchError(
-                f"the index is shorter than the {self.rows} rows that it had when it was opened",
-                where=self.spec.url,
+                f"the index is shorter than the {rows} rows that it had when it was opened",
+                where=where,
                 hint="prepare the data again, and restart the job",
             ) from error
-        rows = np.frombuffer(body.data, dtype="<i8").astype(np.int64).reshape(-1, self.width)
-        if self.ascends and (rows[0] < 0 or (np.diff(rows, axis=0) <= 0).any()):
+        found = np.frombuffer(body.data, dtype=dtype).astype(np.int64).reshape(-1, width)
+        if ascends and (found[0] < 0 or (np.diff(found, axis=0) <= 0).any()):
             raise IndexMismatchError(
                 f"rows {first} to {last} of the index do not ascend",
-                where=self.spec.url,
+                where=where,
                 hint="the index is damaged; run `energon-stream prepare` again",
             )
-        return rows
+        return found
+
+    return read_again(store, [path], read)

@@ -9,13 +9,11 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.cache.cached_store import read_again
 from energon_stream.errors import (
     EmptyDatasetError,
     EnergonStreamError,
@@ -25,84 +23,104 @@ from energon_stream.errors import (
     ObjectNotFoundError,
     RangeError,
 )
-from energon_stream.index.dataset import DatasetIndex, digest_hex
-from energon_stream.index.index_files import ENTRY_BYTES, RowFile, encode_offsets
-from energon_stream.storage import ByteRange, Store, StoreSpec, shared_fetcher
+from energon_stream.index.dataset import digest_hex
+from energon_stream.index.file_format import FileFormat, FilePlace, OpenedFile
+from energon_stream.index.files_index import FilesIndex, open_file
+from energon_stream.index.index_files import ENTRY_BYTES, encode_offsets, page_rows, read_rows
+from energon_stream.storage import Body, ByteRange, Store, StoreSpec, shared_fetcher
 from energon_stream.storage.in_order import PIECE_BYTES, stream_object
-from energon_stream.urls import split_query
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.limits import Limits
 
 _END_BYTES = 4096
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JsonlIndex(DatasetIndex):
-    """An opened JSONL file: one virtual shard, which belongs to every split part."""
+class JsonlFormat(FileFormat):
+    """Files of JSON lines. The only part of a sample is ``json``."""
 
-    version: str = field(kw_only=True)  # its size, and a hash of the size and of the last bytes
+    name = "jsonl"
+    suffix = ".jsonl"
+    dataset_class = "DefaultCrudeJsonlShardListDatasetFactory"
 
-    def is_of(self, version: str) -> bool:
+    @property
+    def page_rows(self) -> int:
+        return page_rows()
+
+    def index_name(self, name: str) -> str:
+        return f"{name}.idx"
+
+    def open(self, place: FilePlace, limits: Limits) -> OpenedFile:
+        """Raise NotPreparedError if a file has no index, and IndexMismatchError if that is of another version
+        of the file.
+        """
+        hint, fetcher = f"run `energon-stream prepare {place.store.url}`", shared_fetcher()
+        content = fetcher.ask(
+            place.store, lambda store: store.get_suffix(place.path, _END_BYTES), deadline=-1
+        )
+        tail = fetcher.ask(
+            place.index_store, lambda store: store.get_suffix(place.index_path, ENTRY_BYTES), deadline=-1
+        )
+        data, size = b"", 0
+        with suppress(RangeError):  # the file is empty
+            body = content.result()
+            data, size = bytes(body.data), size_of(place.store, place.path, body)
+        try:
+            last = tail.result()
+            length = size_of(place.index_store, place.index_path, last)
+        except ObjectNotFoundError as error:
+            raise NotPreparedError("the file has no index", where=place.index_url, hint=hint) from error
+        except RangeError:  # the index is empty
+            length = 0
+        end = int.from_bytes(last.data, "little") if length and len(last.data) == ENTRY_BYTES else -1
+        if length % ENTRY_BYTES or end != size:
+            raise IndexMismatchError(
+                f"the index does not match the file of {size} bytes: its last entry is {end}",
+                where=place.url,
+                hint=hint,
+            )
+        return OpenedFile((max(0, length // ENTRY_BYTES - 1),), _version(size, data), size)
+
+    def places(self, store: Store, path: str, file: OpenedFile, first: int, last: int) -> Int64Array:
+        rows = read_rows(store, path, first, last + 1, file.num_samples + 1, ascends=True)[:, 0]
+        return np.stack([rows[:-1], rows[1:]], axis=1)
+
+    def cut(self, row: int, data: memoryview, file: OpenedFile) -> dict[str, Any]:
+        """Return one record, with the whitespace around it."""
+        record: bytes | memoryview = data
+        if record[0] != ord("{") or bytes(record[-2:]) != b"}\n":
+            text = bytes(record).strip()  # blank lines, or the last line
+            if not row and text.startswith(codecs.BOM_UTF8):
+                record = text = text.removeprefix(codecs.BOM_UTF8).strip()
+            if not (text.startswith(b"{") and text.endswith(b"}")):
+                raise IndexMismatchError(
+                    f"record {row} does not begin and end with braces: {text[:40]!r}",
+                    hint="the index is damaged, or the file was changed; run `energon-stream prepare` again",
+                )
+        return {"json": record}
+
+    def is_of(self, place: FilePlace, file: OpenedFile, version: str) -> bool:
         """Return whether the file has a version, or has only grown since."""
         with suppress(ValueError, EnergonStreamError):
             stop = int(version.partition("-")[0])
-            end = self.spec.open().get_range("", ByteRange(max(0, stop - _END_BYTES), stop)).data
-            return version in (self.version, _version(stop, end))
+            end = place.store.get_range(place.path, ByteRange(max(0, stop - _END_BYTES), stop)).data
+            return version in (file.version, _version(stop, end))
         return False
 
-    def content(self, shards: int) -> tuple[str, str] | None:
-        return "end", self.version.partition("-")[2]
-
-    @property
-    def offsets(self) -> RowFile:
-        """The index; record ``i`` begins at row ``i`` and ends at row ``i + 1``."""
-        return RowFile(_index_spec(self.spec), 0, 1, self.num_samples + 1, ascends=True)
+    def prepare(self, place: FilePlace) -> None:
+        _write_index(place)
 
 
-def _index_spec(spec: StoreSpec) -> StoreSpec:
-    url, query = split_query(spec.url)
-    return replace(spec, url=f"{url}.idx{query}")
+def size_of(store: Store, path: str, body: Body) -> int:
+    """Return the size of an object, given an answer about it."""
+    return store.head(path).size if body.total_size is None else body.total_size
 
 
-def open_jsonl(spec: StoreSpec) -> JsonlIndex:
-    """Open a JSONL file.
-
-    Raises NotPreparedError if the file has no index, IndexMismatchError if the index is of another version of
-    the file, and EmptyDatasetError if the file has no records.
-    """
-    store, index_store = spec.open(), _index_spec(spec).open()
-    return read_again(index_store, [""], lambda: _open(spec, store, index_store))
-
-
-def _open(spec: StoreSpec, store: Store, index_store: Store) -> JsonlIndex:
-    hint, fetcher = f"run `energon-stream prepare {spec.url}`", shared_fetcher()
-    content = fetcher.ask(store, lambda store: store.get_suffix("", _END_BYTES), deadline=-1)
-    tail = fetcher.ask(index_store, lambda store: store.get_suffix("", ENTRY_BYTES), deadline=-1)
-    data, size = b"", 0
-    with suppress(RangeError):  # the file is empty
-        body = content.result()
-        data, size = bytes(body.data), store.head("").size if body.total_size is None else body.total_size
-    try:
-        last = tail.result()
-        length = last.total_size if last.total_size is not None else index_store.head("").size
-    except ObjectNotFoundError as error:
-        raise NotPreparedError("the file has no index", where=index_store.url, hint=hint) from error
-    except RangeError:  # the index is empty
-        length = 0
-    end = int.from_bytes(last.data, "little") if length and len(last.data) == ENTRY_BYTES else -1
-    if length % ENTRY_BYTES or end != size:
-        raise IndexMismatchError(
-            f"the index does not match the file of {size} bytes: its last entry is {end}",
-            where=spec.url,
-            hint=hint,
-        )
-    if length < 2 * ENTRY_BYTES:
-        raise EmptyDatasetError("the file has no records", where=spec.url)
-    records = np.array([length // ENTRY_BYTES - 1], dtype=np.int64)
-    name = split_query(spec.url)[0].rpartition("/")[2]
-    return JsonlIndex(spec, "all", (name,), records, version=_version(size, data))
+def open_jsonl(spec: StoreSpec) -> FilesIndex:
+    """Open a JSONL file; see :func:`energon_stream.index.files_index.open_file`."""
+    return open_file(spec, JsonlFormat())
 
 
 def _version(size: int, data: bytes | memoryview) -> str:
@@ -131,13 +149,17 @@ def prepare_jsonl(
         >>> prepare_jsonl("lines.jsonl")
         32
     """
-    spec = StoreSpec(url_or_path, storage_options)
-    store = spec.open()
-    offsets, size = _records(stream_object(store, "", piece_bytes), store.url)
-    if not len(offsets):
-        raise EmptyDatasetError("the file has no records", where=store.url)
-    offsets[0] = 0
-    _index_spec(spec).open().put("", encode_offsets(np.append(offsets, size)))
+    place = FilePlace.of(StoreSpec(url_or_path, storage_options), "", JsonlFormat())
+    return _write_index(place, piece_bytes, may_be_empty=False)
+
+
+def _write_index(place: FilePlace, piece_bytes: int = PIECE_BYTES, *, may_be_empty: bool = True) -> int:
+    """Write the index of a file; return the number of records."""
+    offsets, size = _records(stream_object(place.store, place.path, piece_bytes), place.url)
+    if not (len(offsets) or may_be_empty):
+        raise EmptyDatasetError("the file has no records", where=place.url)
+    offsets[:1] = 0
+    place.index_store.put(place.index_path, encode_offsets(np.append(offsets, size)))
     return len(offsets)
 
 

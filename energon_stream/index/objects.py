@@ -75,6 +75,10 @@ class ShardObject:
         """Request a range; see :meth:`Fetcher.submit`. The caller observes the version of the answer."""
         return fetcher.submit(self.store, self.path, byte_range, etag=self.etag, deadline=deadline)
 
+    def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the bytes of the object for which a located range stands."""
+        return [(start, stop)]
+
     def forget(self, byte_range: ByteRange) -> None:
         """Drop the blocks of the disk cache that have bytes of a range."""
         forget(self.store, self.path, byte_range)

@@ -147,7 +147,15 @@ def select_shards(
     """
     files = (entry for entry in listed if not entry.path.startswith((f"{META_FOLDER}/", f"{STAGING}/")))
     entries = {entry.path: entry for entry in only_tars(files, url)}
-    names = list(entries)
+    names = match_paths(list(entries), url, shards=shards, exclude=exclude)
+    return [entries[name] for name in names]
+
+
+def match_paths(
+    paths: list[str], url: str, *, shards: str | Sequence[str] | None, exclude: str | None, kind: str = "tar"
+) -> list[str]:
+    """Return the paths that two options select; see :func:`select_shards`."""
+    names = paths
     if shards is not None:
         names = match_names(names, [shards] if isinstance(shards, str) else shards)
     if exclude is not None:
@@ -158,8 +166,8 @@ def select_shards(
         names = [name for name in names if not expression.search(name)]
     if not names:
         raise ObjectNotFoundError(
-            f"none of the {len(entries)} tars is selected",
+            f"none of the {len(paths)} {kind}s is selected",
             where=url,
-            hint=f"check the patterns; the first tar is {next(iter(entries))!r}",
+            hint=f"check the patterns; the first {kind} is {paths[0]!r}",
         )
-    return [entries[name] for name in names]
+    return names

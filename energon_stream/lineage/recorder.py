@@ -18,7 +18,7 @@ from energon_stream.index.bad_samples import (
     read_bad_list,
 )
 from energon_stream.index.dataset import WebDatasetIndex, identity
-from energon_stream.index.jsonl_index import JsonlIndex
+from energon_stream.index.files_index import FilesIndex
 from energon_stream.lineage.log import EntryKind, LogFile, StepEntry
 from energon_stream.lineage.run_description import (
     FILE,
@@ -64,9 +64,9 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
     for leaf, shards in zip(reader.leaves, reader.shards, strict=True):
         index = leaf.index
         plain = isinstance(index, WebDatasetIndex) and index.plain is not None
-        if plain or not isinstance(index, (WebDatasetIndex, JsonlIndex)):
+        if plain or not isinstance(index, (WebDatasetIndex, FilesIndex)):
             raise ConfigError(
-                "run= describes prepared folders and JSONL files only, no joins and no plain tars",
+                "run= describes prepared folders and single files only, no joins and no plain tars",
                 where=index.spec.url,
                 hint="prepare the dataset, or leave out run=",
             )

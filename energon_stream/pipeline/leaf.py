@@ -11,8 +11,8 @@ import numpy as np
 from energon_stream.drawing import SHOWN, Drawing
 from energon_stream.index.bad_samples import BadSample, dataset_name
 from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.join_index import JoinIndex
-from energon_stream.index.jsonl_index import JsonlIndex
 from energon_stream.media import AuxStores
 from energon_stream.samples import SourceInfo
 from energon_stream.schedule import BlendPlan, LeafPlan, Plan, RepeatPlan
@@ -93,14 +93,16 @@ def place_of(leaf: Leaf, sample: int, known: str | None, raw: RawSample | None, 
         own = None if raw is None else raw.members[member]
         place = (None, None, None) if own is None else (own.shard, None, own.key)
         return BadSample(dataset_name(index.members[member].spec.url), *place)
+    if isinstance(index, FilesIndex):
+        key = known if raw is None else raw.key
+        return BadSample(dataset_name(index.spec.url), None, sample, key, version=index.version)
     number = int(index.shard_of(np.array([sample]))[0])
     shard = index.shard_paths[number] if isinstance(index, WebDatasetIndex) else None
     key = None if raw is None else raw.key
     if known is not None and (shard is None or leaf.plain_keys or known.startswith(f"{shard}/")):
         key = known.removeprefix(f"{shard}/")
     at = sample - int(index.shard_starts[number])
-    version = index.version if isinstance(index, JsonlIndex) else None
-    return BadSample(dataset_name(index.spec.url), shard, at, key, version=version)
+    return BadSample(dataset_name(index.spec.url), shard, at, key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.atomic_files import remove_temporaries
 from energon_stream.errors import ConfigError, DatasetError, ObjectChangedError, ObjectNotFoundError
 from energon_stream.index.checksums import CHECKSUMS
+from energon_stream.index.files_index import FILES_JSON
 from energon_stream.index.index_files import encode_offsets, index_path
 from energon_stream.index.info_files import (
     INFO_JSON,
@@ -23,11 +24,12 @@ from energon_stream.index.info_files import (
 from energon_stream.index.plain import find_shards, select_shards
 from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes
 from energon_stream.index.shard_marks import encode_marks, shard_mark, trailer_bytes
-from energon_stream.index.shard_names import check_tar_names
+from energon_stream.index.shard_names import check_tar_names, names_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.prepare.append import OldDataset
 from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.duplicates import separate_tars
+from energon_stream.prepare.prepare_files import prepare_files
 from energon_stream.prepare.publish import (
     SKIPPED,
     MetadataOptions,
@@ -105,7 +107,8 @@ def prepare_dataset(
     part: Part | None = None,
     max_gap: int | None = None,
 ) -> PrepareReport:
-    """Index the tars of a folder and write its ``.nv-meta``.
+    """Index the tars of a folder and write its ``.nv-meta``; or its files of JSON lines, Parquet, or another
+    :class:`FileFormat`, if it has no tars.
 
     Megatron-Energon 7.4.1 reads the same files. In datasets of moderate size, the sizes of the samples follow
     the last page of ``index.sqlite``, which saves a round trip when the dataset is opened.
@@ -170,7 +173,8 @@ def prepare_dataset(
         >>> report.num_samples, report.parts, report.split["val"]
         (64, ('jpg', 'txt'), ('data-000003.tar',))
     """
-    _check_exclusions(locals())
+    _check_exclusions(given := locals())
+    of_tars = [name for name in _OF_TARS if given[name]]
     for name, number, least in (("workers", workers, 1), ("max_gap", max_gap or 0, 0)):
         if number < least:
             raise ConfigError(f"{name} is {number}", hint=f"use {least} or more")
@@ -190,22 +194,34 @@ def prepare_dataset(
     if store.is_local:
         remove_temporaries(local_path(store.url))
     listed = list(store.list())
-    entries = select_shards(listed, store.url, shards=shards, exclude=exclude)
-    check_tar_names((entry.path for entry in entries), store.url)
-    options = ScanOptions(checksums, media_filter, max_gap)
-    if tar_index_only:
-        counts, parts, remarks = _index_tars(store, entries, listed, workers, progress, options)
-        split = dataset.split(counts) if is_split else {}
-        files = tuple(map(index_path, counts))
-        return PrepareReport(counts, split, tuple(sorted(parts)), files, remarks=remarks)
     existing = {entry.path for entry in listed}
     staging = ShardRecords(store, STAGING, existing)
-    if existing & {INFO_JSON, INFO_YAML} and not (force or append or Publishing.of(staging)):
+    if existing & {INFO_JSON, INFO_YAML} and not (
+        tar_index_only or force or append or Publishing.of(staging)
+    ):
         raise ConfigError(
             "the dataset is prepared already",
             where=store.url,
             hint="pass force=True to replace the preparation, or append=True to add tars that it does not have",
         )
+    if not any(names_tars(entry.path) for entry in listed):
+        choice: dict[str, Any] = {
+            "shards": shards,
+            "exclude": exclude,
+            "workers": workers,
+            "progress": progress,
+        }
+        counts = prepare_files(spec, listed, dataset, of_tars=of_tars, **choice)
+        if counts is not None:
+            return PrepareReport(counts, dataset.split(counts), (), (FILES_JSON, INFO_JSON))
+    entries = select_shards(listed, store.url, shards=shards, exclude=exclude)
+    check_tar_names((entry.path for entry in entries), store.url)
+    options = ScanOptions(checksums, media_filter, max_gap)
+    if tar_index_only:
+        found, parts, remarks = _index_tars(store, entries, listed, workers, progress, options)
+        split = dataset.split(found) if is_split else {}
+        files = tuple(map(index_path, found))
+        return PrepareReport(found, split, tuple(sorted(parts)), files, remarks=remarks)
     at = None if engine is None else (engine, spec)
     job = _Preparation(store, staging, workers, progress, skip_bad, dataset, at, part)
     with temporary_folder(tmp_path) as folder:
@@ -399,6 +415,9 @@ _EXCLUSIONS = (
     ("part", ("fix_duplicates",), "which needs the keys of all tars"),
     ("append", ("fix_duplicates",), "which changes the old tars too"),
 )
+
+
+_OF_TARS = ("tar_index_only", "append", "checksums", "fix_duplicates", "media_filter", "engine", "part")
 
 
 def _check_exclusions(given: Mapping[str, Any]) -> None:

@@ -171,13 +171,13 @@ class WantedBytes:
         if isinstance(plan.samples, tuple):
             ((leaf, _, ranges),) = plan.samples
             for number, start, stop in ranges:
-                yield self._number(leaf, number), start, stop, self._position(walk.lane, walk.planned)
+                yield from self._rows(leaf, number, start, stop, self._position(walk.lane, walk.planned))
             return
         sample_of_range = plan.sample_of_range
         for each in plan.requests:
             sample = walk.planned + int(sample_of_range[each.deadline - plan.first_range])
-            number = self._number(each.leaf, each.object)
-            yield number, each.start, each.start + each.size, self._position(walk.lane, sample)
+            position, stop = self._position(walk.lane, sample), each.start + each.size
+            yield from self._rows(each.leaf, each.object, each.start, stop, position)
 
     def _opening(self, locating: Locating, lane: int) -> Iterator[_Row]:
         """Yield the first samples of a stream as they are read before it is known that parts are enough."""
@@ -188,19 +188,21 @@ class WantedBytes:
         columns = located.leaf, located.objects, located.starts, located.stops, located.begins.cumsum() - 1
         for leaf, number, start, stop, sample in zip(*(column.tolist() for column in columns), strict=True):
             if self._locators[leaf].skips_bytes:
-                yield self._number(leaf, number), start, stop, self._position(lane, sample)
+                yield from self._rows(leaf, number, start, stop, self._position(lane, sample))
 
     def _position(self, lane: int, sample: int) -> int:
         """Return the number of samples before one of a stream, in the rotation of all streams."""
         step, within = divmod(sample, self._step)
         return (step * len(self._walks) + lane) * self._step + within
 
-    def _number(self, leaf: int, number: int) -> int:
-        """Return the number of an object, the same for all its locators; -1 if its store is not wanted."""
+    def _rows(self, leaf: int, number: int, start: int, stop: int, position: int) -> Iterator[_Row]:
         shard = self._locators[leaf].object(number)
-        return self._number_of(shard.store, shard.path)
+        own = self._number_of(shard.store, shard.path)
+        for first, last in shard.spans(start, stop):
+            yield own, first, last, position
 
     def _number_of(self, store: Store, path: str) -> int:
+        """Return the number of an object, the same for all its locators; -1 if its store is not wanted."""
         if not self._chosen(store):
             return -1
         found = self._numbers.setdefault((store.url, path), len(self._places))

@@ -217,7 +217,9 @@ def _own(cut: Cut, sample: int, place: int) -> RawSample | None | DatasetError:
     except DatasetError as error:
         return error
     if raw is not None:
-        raw.parts = {name: bytes(part) for name, part in raw.parts.items()}
+        raw.parts = {
+            name: bytes(part) if isinstance(part, memoryview) else part for name, part in raw.parts.items()
+        }
     return raw
 
 

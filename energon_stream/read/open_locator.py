@@ -6,12 +6,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
+from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.join_index import JoinIndex
-from energon_stream.index.jsonl_index import JsonlIndex
 from energon_stream.index.verify import open_verifier
 from energon_stream.logs import log_once
+from energon_stream.read.file_locator import FileLocator
 from energon_stream.read.join_locator import JoinLocator
-from energon_stream.read.jsonl_locator import JsonlLocator
 from energon_stream.read.part_locator import PartLocator
 from energon_stream.read.tar_locator import TarLocator
 
@@ -35,7 +35,7 @@ def open_locator(
     """Open the locator of a dataset. The locators of a pipeline share a cache of index entries.
 
     ``selection`` are the parts that are needed; None for all. It is ignored for local files, which are
-    mapped, for joins, for JSONL files, and if all samples are compared with checksums.
+    mapped, for joins, by most formats, and if all samples are compared with checksums.
     """
     if isinstance(index, WebDatasetIndex):
         whole = TarLocator(leaf, index, offsets)
@@ -44,9 +44,10 @@ def open_locator(
             return whole
         return PartLocator(whole, selection, max_gap)
     if verify == "always":
-        log_once(_log, "%s: samples of joins and JSONL files have no checksums to be compared", index.name)
-    if isinstance(index, JsonlIndex):
-        return JsonlLocator(leaf, index, offsets)
+        log_once(_log, "%s: only samples of tars have checksums to be compared", index.name)
+    if isinstance(index, FilesIndex):
+        own: Locator | None = index.format.locator(leaf, index, offsets, selection)
+        return FileLocator(leaf, index, offsets) if own is None else own
     if isinstance(index, JoinIndex):
         return JoinLocator(leaf, index, offsets)
     raise TypeError(f"no locator reads a {type(index).__name__}")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from energon_stream.drawing import Drawing
@@ -126,6 +127,8 @@ def assert_equal_values(left: Any, right: Any, where: str = "value") -> None:
         if not (isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)):
             raise AssertionError(f"{where}: tensors differ")
         return
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        left, right = (left.dtype, left.tolist()), (right.dtype, right.tolist())
     if type(left) is not type(right):
         raise AssertionError(f"{where}: {type(left).__name__} and {type(right).__name__}")
     if isinstance(left, dict):

@@ -219,7 +219,7 @@ def test_options_and_what_they_refuse(tmp_path):
     ("names", "error", "message"),
     [
         (["a.tar.gz", "b.tgz"], ConfigError, r"all 2 tars .* compressed, such as 'a\.tar\.gz'.*Decompress"),
-        (["a.parquet"], ObjectNotFoundError, r"no \.tar files; it has 1 other file, such as 'a\.parquet'"),
+        (["a.csv"], ObjectNotFoundError, r"no \.tar files; it has 1 other file, such as 'a\.csv'"),
         ([], ObjectNotFoundError, r"no \.tar files \["),
     ],
 )

@@ -80,5 +80,5 @@ def test_an_index_of_nonsense_is_named(path):
     data = bytearray(index.read_bytes())
     data[800:808] = data[808:816]
     index.write_bytes(data)
-    with pytest.raises(IndexMismatchError, match=r"rows 96 to 128 .*x\.jsonl\.idx.*prepare"):
+    with pytest.raises(IndexMismatchError, match=r"rows 96 to 129 .*x\.jsonl\.idx.*prepare"):
         list(train(path, repeat=False))

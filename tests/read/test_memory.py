@@ -20,7 +20,7 @@ from energon_stream.decode import SampleDecoder
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.jsonl_index import open_jsonl, prepare_jsonl
 from energon_stream.read.consume import ReaderGroup, SampleReader
-from energon_stream.read.jsonl_locator import JsonlLocator
+from energon_stream.read.file_locator import FileLocator
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.read.tar_locator import TarLocator
 from energon_stream.rng import derive_key
@@ -116,7 +116,7 @@ def test_a_record_keeps_no_block_alive(tmp_path):
     path.write_text("".join(json.dumps({"number": i, "text": "x" * 5000}) + "\n" for i in range(SAMPLES)))
     prepare_jsonl(str(path))
     for decoder in (None, SampleDecoder()):
-        source = JsonlLocator(0, open_jsonl(StoreSpec(str(path))))
+        source = FileLocator(0, open_jsonl(StoreSpec(str(path))))
         source.store = tracking = Tracking(source.store)
         samples = built(source, SampleFactory(decoder))
         assert len(samples) == SAMPLES

@@ -14,9 +14,11 @@ from energon_stream.config.opening import open_all
 from energon_stream.config.references import JoinRef, MixtureItem
 from energon_stream.errors import ConfigError, EmptyDatasetError, NotPreparedError
 from energon_stream.index.dataset import WebDatasetIndex, dataset_kind, read_metadata, select_split_part
+from energon_stream.index.file_format import find_format
+from energon_stream.index.files_index import open_file, open_folder
 from energon_stream.index.info_files import read_info
-from energon_stream.index.jsonl_index import open_jsonl
 from energon_stream.index.plain import find_tars, list_tars, open_plain
+from energon_stream.limits import Limits
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import StoreSpec
 from energon_stream.tools.browse.sample_source import SampleSource
@@ -109,8 +111,8 @@ def _is_same(one: DatasetIndex, other: DatasetIndex) -> bool:
 
 def _single(spec: StoreSpec, split_config: str, dataset_config: str) -> list[Entry]:
     url, kind = strip_credentials(spec.url), dataset_kind(spec.url)
-    if kind == "jsonl":
-        lines = open_jsonl(spec)
+    if (format := find_format(spec.url)) is not None:
+        lines = open_file(spec, format)
         return [Entry(lines.split_part, url, "", lines.num_samples, lambda: (lines, ()))]
     if kind == "tars":
         return [_plain(url, open_plain(*find_tars(spec), split_part="train"))]
@@ -124,7 +126,9 @@ def _single(spec: StoreSpec, split_config: str, dataset_config: str) -> list[Ent
     shards = list(found.shard_counts)
 
     def opened(name: str) -> Opened:
-        return select_split_part(spec, name, found), shards
+        index = select_split_part(spec, name, found)
+        format = find_format(shards[0])
+        return (index if format is None else open_folder(index, format, Limits())), shards
 
     counts = {
         name: sum(found.shard_counts.get(path, 0) for path in paths)

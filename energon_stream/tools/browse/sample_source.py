@@ -283,6 +283,9 @@ def _whole(number: int, raw: RawSample | None) -> ShownSample:
         ]
     else:
         named = list(raw.parts.items())
+    named = [
+        (name, data if isinstance(data, (bytes, memoryview)) else str(data).encode()) for name, data in named
+    ]
     parts = tuple(ShownPart(name, len(data), memoryview(data)) for name, data in named)
     return ShownSample(number, raw.key, raw.shard, parts)
 

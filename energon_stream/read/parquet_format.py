@@ -1,0 +1,410 @@
+"""Parquet as a dataset: a sample is a row, a shard a row group, and parts are columns.
+
+The column chunks of a row group are read together, once, and decoded by pyarrow's own reader. The plan of
+requests knows samples with bytes of their own, so each row stands for its share of the bytes of its group,
+and the requests for rows of a group share one answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from energon_stream.arrays import distinct
+from energon_stream.errors import ConfigError, LimitError, MetadataError, RangeError
+from energon_stream.imports import LazyModule
+from energon_stream.index.dataset import digest_hex
+from energon_stream.index.entries import Load
+from energon_stream.index.file_format import FileFormat, FilePlace, OpenedFile
+from energon_stream.index.jsonl_index import size_of
+from energon_stream.index.objects import ShardObject, VersionGuard
+from energon_stream.read.locator import Cut, Locator, RawSample
+from energon_stream.samples import METADATA_FIELDS
+from energon_stream.storage import Body, ByteRange, shared_fetcher
+from energon_stream.tables.reading import table_errors
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from energon_stream.arrays import Int64Array
+    from energon_stream.decode import FileStoreDecoder
+    from energon_stream.index.files_index import FilesIndex
+    from energon_stream.limits import Limits
+    from energon_stream.read.part_ranges import PartSelection
+    from energon_stream.read.range_stream import RangeStream
+    from energon_stream.read.read_plan import Request
+    from energon_stream.storage import Fetcher, Store
+
+pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
+pq: ModuleType | Any = LazyModule("pyarrow.parquet", "parquet")
+
+_TAIL_BYTES = 64 << 10  # the end of a file, which has most footers whole
+_GAP, _PIECE = 32 << 10, 8 << 20  # unwanted bytes that are read over; the largest request
+_BATCH_ROWS = 512  # rows that are decoded before their bytes are counted
+_MOST_SHARE = 1 << 20  # bytes for which a row stands: a larger row would be planned alone
+_DAMAGED = "the file is cut off or damaged; write it again"
+_CHANGED = "the file was changed since it was opened; run `energon-stream prepare` again if it is in a folder"
+_KEPT_BYTES = 256 << 20  # decoded row groups that are kept for rows that are planned later
+
+
+class ParquetFormat(FileFormat):
+    """Files of rows, the columns of which are parts with Python values."""
+
+    name = "parquet"
+    suffix = ".parquet"
+    dataset_class = "DefaultParquetShardListDatasetFactory"
+    shared_facts = 1
+    may_be_typed = True
+    whole_shards = True
+
+    def open(self, place: FilePlace, limits: Limits) -> OpenedFile:
+        """Raise MetadataError if the file has no footer, and LimitError if it claims too much."""
+        footer, size = _read_footer(place.store, place.path, None, limits)
+        with table_errors(place.url):
+            metadata = _parse(footer)
+            counts = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+            columns = sorted(str(column) for column in metadata.schema.to_arrow_schema())
+        if min(counts, default=0) < 0 or max(counts, default=0) > limits.shard_samples:
+            problem = f"a row group is said to have {max(counts):,} rows"
+            raise LimitError(**limits.exceeded("shard_samples", problem), where=place.url)
+        facts = int(digest_hex(repr(columns).encode())[:8], 16), len(footer)
+        return OpenedFile(counts, f"{size}-{digest_hex(footer)}", size, facts)
+
+    def decoder(self, options: Mapping[str, Any], limits: Limits) -> FileStoreDecoder:
+        from energon_stream.decode import SampleDecoder
+        from energon_stream.decode.values import ValueDecoder
+
+        return ValueDecoder(dict(options.get("decode_map") or {}), SampleDecoder(limits=limits))
+
+    def locator(self, leaf: int, index: Any, offsets: Any, selection: Any) -> ParquetLocator:
+        return ParquetLocator(leaf, index, selection)
+
+
+def _read_footer(store: Store, path: str, known: OpenedFile | None, limits: Limits) -> tuple[bytes, int]:
+    """Return the footer with the mark after it, and the size of the file, which may be known."""
+    where, hint = f"{store.url}/{path}".rstrip("/"), _DAMAGED if known is None else _CHANGED
+    try:
+        if known is None:
+            body = store.get_suffix(path, _TAIL_BYTES)
+            size = size_of(store, path, body)
+        else:
+            size = known.size or 0
+            body = store.get_range(path, ByteRange(max(0, size - known.facts[1]), size))
+    except RangeError:
+        raise MetadataError("this is no Parquet file: it is too short", where=where, hint=hint) from None
+    tail = bytes(body.data)
+    if tail[-4:] == b"PARE":
+        hint = "columns that are encrypted cannot be read; write a file that is not"
+        raise MetadataError("the Parquet file is encrypted", where=where, hint=hint)
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if tail[-4:] != b"PAR1" or length > size or (known is not None and length != known.facts[1]):
+        raise MetadataError("this is no Parquet file, or is damaged", where=where, hint=hint)
+    if length > limits.document_bytes:
+        told = limits.exceeded("document_bytes", f"the footer has {length:,} bytes")
+        raise LimitError(**told, where=where)
+    if length > len(tail):
+        tail = bytes(store.get_range(path, ByteRange(size - length, size)).data)
+    return tail[-length:], size
+
+
+def _parse(footer: bytes) -> Any:
+    return pq.ParquetFile(pa.BufferReader(footer)).metadata
+
+
+@dataclass(frozen=True, slots=True)
+class _Footer:
+    """The footer of a file, and which of its columns are wanted."""
+
+    metadata: Any  # as pyarrow has it
+    columns: list[str]  # in order of their names
+    chunks: list[int]  # numbers of their column chunks in a row group
+
+    @classmethod
+    def of(cls, data: bytes, url: str, selection: PartSelection | None) -> _Footer:
+        with table_errors(url):
+            metadata = _parse(data)
+            names = metadata.schema.to_arrow_schema().names
+            paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+        columns = sorted(name for name in names if selection is None or name in selection)
+        if not columns:
+            hint = f"it has {', '.join(map(repr, names))}"
+            raise ConfigError("none of the columns is wanted", where=url, hint=hint)
+        odd = {name for name in columns if columns.count(name) > 1 or name in METADATA_FIELDS}
+        if odd:
+            hint = "rename it, or choose other columns by parts="
+            raise MetadataError(f"the column {min(odd)!r} is there twice, or reserved", where=url, hint=hint)
+        starts = tuple(f"{name}." for name in columns)
+        return cls(
+            metadata,
+            columns,
+            [n for n, path in enumerate(paths) if path in columns or path.startswith(starts)],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the wanted column chunks of a row group are."""
+
+    runs: list[tuple[int, int]]  # neighbouring chunks as one
+    size: int  # bytes of the runs
+    shares: int  # bytes for which the rows stand together, from the first byte on
+
+    @classmethod
+    def of(cls, footer: _Footer, group: int, file: OpenedFile, url: str, limits: Limits) -> _Place:
+        with table_errors(url):
+            found = footer.metadata.row_group(group)
+            chunks = [found.column(number) for number in footer.chunks]
+            firsts = [
+                min(page for page in (each.dictionary_page_offset, each.data_page_offset) if page)
+                for each in chunks
+            ]
+            ranges = [(at, at + each.total_compressed_size) for at, each in zip(firsts, chunks, strict=True)]
+            if any(not 0 < start < stop <= (file.size or 0) for start, stop in ranges):
+                raise ValueError(f"row group {group} lies outside the file")
+            if any(each.file_path for each in chunks):
+                raise ValueError(f"row group {group} lies in another file")
+        _check_bytes(sum(each.total_uncompressed_size for each in chunks), group, url, limits)
+        runs: list[tuple[int, int]] = []
+        for start, stop in sorted(ranges):
+            if runs and start <= runs[-1][1] + _GAP:
+                start, stop = runs[-1][0], max(stop, runs.pop()[1])
+            runs.append((start, stop))
+        rows, size = file.counts[group], sum(stop - start for start, stop in runs)
+        return cls(runs, size, min(max(size, rows), rows * _MOST_SHARE))
+
+    def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the bytes of the file for which a range of shares stands."""
+        begin, found = self.runs[0][0], []
+        first, last = (start - begin) * self.size // self.shares, -((begin - stop) * self.size // self.shares)
+        for run, end in self.runs:
+            if first < end - run and last > 0:
+                found.append((run + max(0, first), min(end, run + last)))
+            first, last = first - (end - run), last - (end - run)
+        return found
+
+
+def _check_bytes(size: int, group: int, url: str, limits: Limits) -> None:
+    if size > limits.table_bytes:
+        told = limits.exceeded("table_bytes", f"row group {group} has {size:,} bytes in the chosen columns")
+        told["hint"] += "; or choose fewer columns by parts=, or write smaller row groups"
+        raise LimitError(**told, where=url)
+
+
+class _RowGroup(Future[Body]):
+    """A row group on its way, or decoded. Several requests share it, so none of them cancels it."""
+
+    def __init__(self, answers: list[tuple[int, Future[Body]]]) -> None:
+        super().__init__()
+        self.answers = answers  # by first byte
+        self.table: Any = None
+        self.lock = threading.Lock()
+        self._arrivals = itertools.count(1)
+        for _, answer in answers:
+            answer.add_done_callback(self._arrived)
+
+    def cancel(self) -> bool:
+        return False
+
+    def _arrived(self, _: Future[Body]) -> None:
+        if next(self._arrivals) == len(self.answers):
+            failed = [error for _, each in self.answers if (error := each.exception()) is not None]
+            if failed:
+                self.set_exception(failed[0])
+            else:
+                self.set_result(Body(memoryview(b""), None, None))
+
+
+class _Pieces:
+    """A file of which only some ranges are there, for pyarrow."""
+
+    closed = False
+
+    def __init__(self, pieces: Sequence[tuple[int, memoryview]], size: int) -> None:
+        self._pieces, self._size, self._at = pieces, size, 0
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> None:
+        self._at = offset + (0, self._at, self._size)[whence]
+
+    def read(self, length: int) -> Any:
+        """Return bytes at the position; raise OSError if they are not there."""
+        stop, found, at = min(self._size, self._at + length), [], self._at
+        for start, piece in self._pieces:
+            if start <= at < min(stop, start + len(piece)):
+                found.append(piece[at - start : stop - start])
+                at += len(found[-1])
+        if at < stop:
+            raise OSError(f"bytes {at} to {stop} are not of the column chunks that the footer names")
+        self._at = stop
+        return found[0] if len(found) == 1 else b"".join(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupObject(ShardObject):
+    """A row group of a file, whose bytes are requested whole."""
+
+    locator: ParquetLocator
+    group: int
+
+    def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+        return self.locator.place(self.group).spans(start, stop)
+
+    def submit(self, fetcher: Fetcher, byte_range: ByteRange, deadline: int = 0) -> Future[Body]:
+        return self.locator.fetch(self, fetcher, deadline)
+
+
+@dataclass(slots=True)
+class ParquetLocator(Locator):
+    """Locator of one dataset of Parquet files. Its objects are row groups; a sample's key is its number."""
+
+    leaf: int
+    index: FilesIndex
+    selection: PartSelection | None = None
+    store: Store = field(init=False)
+    _versions: VersionGuard = field(init=False)
+    _first_group: Int64Array = field(init=False)  # number of the first row group of each file
+    _footers: dict[int, _Footer] = field(init=False, default_factory=dict)
+    _loading: set[int] = field(init=False, default_factory=set)
+    _places: dict[int, _Place] = field(init=False, default_factory=dict)
+    _groups: WeakValueDictionary[int, _RowGroup] = field(init=False, default_factory=WeakValueDictionary)
+    _kept: OrderedDict[int, _RowGroup] = field(init=False, default_factory=OrderedDict)
+    _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.store = self.index.spec.open()
+        self._versions = VersionGuard(self.index.spec.url)
+        self._first_group = np.cumsum([0, *(len(file.counts) for file in self.index.opened)])
+
+    @property
+    def index_is_local(self) -> bool:
+        return self.store.is_local
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.index.selection is not None
+
+    def claim_loads(self, samples: Int64Array) -> list[Load]:
+        """Return loads of footers."""
+        files = set(distinct(self.index.file_of(samples)).tolist()) - self._footers.keys() - self._loading
+        self._loading |= files
+        return [Load(self.store, partial(self._load, file)) for file in sorted(files)]
+
+    def _load(self, file: int, store: Store) -> _Footer:
+        place, opened, limits = self.index.place(file), self.index.opened[file], self.index.limits
+        try:
+            data, size = _read_footer(store, place.path, opened, limits)
+            if f"{size}-{digest_hex(data)}" != opened.version:
+                raise MetadataError("the file has another footer than it had", where=place.url, hint=_CHANGED)
+            self._footers[file] = found = _Footer.of(data, place.url, self.selection)
+            return found
+        finally:
+            self._loading.discard(file)
+
+    def _find(self, group: int) -> tuple[int, int, _Footer]:
+        """Return the file of a row group, the group's number in it, and the footer."""
+        file = int(np.searchsorted(self._first_group, group, side="right")) - 1
+        footer = self._footers.get(file) or self._load(file, self.store)
+        return file, group - int(self._first_group[file]), footer
+
+    def place(self, group: int) -> _Place:
+        if group not in self._places:
+            (file, own, footer), index = self._find(group), self.index
+            made = _Place.of(footer, own, index.opened[file], index.place(file).url, index.limits)
+            self._places[group] = made
+        return self._places[group]
+
+    def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Return row group, first byte and one past the last byte of a row's share: ``[len(samples), 1]``."""
+        index = self.index
+        groups = index.shard_of(samples)
+        starts, stops = np.empty((2, len(samples)), dtype=np.int64)
+        for group in distinct(groups).tolist():
+            mine, place = groups == group, self.place(group)
+            rows, begin = samples[mine] - index.shard_starts[group], place.runs[0][0]
+            starts[mine] = begin + rows * place.shares // index.shard_counts[group]
+            stops[mine] = begin + (rows + 1) * place.shares // index.shard_counts[group]
+        return groups[:, None], starts[:, None], stops[:, None]
+
+    def object(self, number: int) -> _GroupObject:
+        file, _, _ = self._find(number)
+        return _GroupObject(self.store, self.index.paths[file], self._versions, self, number)
+
+    def fetch(self, shard: _GroupObject, fetcher: Fetcher, deadline: int) -> _RowGroup:
+        """Request a row group, unless it is on its way or kept."""
+        group, usual = shard.group, ShardObject(shard.store, shard.path, shard.versions)
+        runs = self.place(group).runs
+        with self._lock:
+            found = self._groups.get(group)
+            if found is None or (found.done() and found.exception() is not None):
+                starts = [(at, stop) for start, stop in runs for at in range(start, stop, _PIECE)]
+                ranges = [ByteRange(at, min(at + _PIECE, stop)) for at, stop in starts]
+                found = _RowGroup([(each.start, usual.submit(fetcher, each, deadline)) for each in ranges])
+                self._groups[group] = found
+            self._kept[group] = found
+            self._kept.move_to_end(group)
+            while len(self._kept) > 1 and sum(map(_held, self._kept.values())) > _KEPT_BYTES:
+                self._kept.popitem(last=False)
+            return found
+
+    def _decoded(self, group: int) -> Any:
+        """Return the rows of a group as a table, once they have arrived."""
+        shard = self.object(group)
+        found = self.fetch(shard, shared_fetcher(), -1)
+        found.result()
+        with found.lock:
+            if found.table is None:
+                bodies = [(start, answer.result()) for start, answer in found.answers]
+                for _, body in bodies:
+                    shard.observe(body.etag)
+                found.table = self._decode(group, [(start, body.data) for start, body in bodies])
+                found.answers = []
+            return found.table
+
+    def _decode(self, group: int, pieces: Sequence[tuple[int, memoryview]]) -> Any:
+        """Decode the wanted columns, a few rows at a time, so that a lie of the footer costs little."""
+        (number, own, footer), limits = self._find(group), self.index.limits
+        url, batches, held, rows = self.index.place(number).url, [], 0, self.index.shard_counts[group]
+        with table_errors(url):
+            source = pa.PythonFile(_Pieces(pieces, self.index.opened[number].size or 0), mode="r")
+            file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
+            options = {"row_groups": [own], "columns": footer.columns, "use_threads": False}
+            for batch in file.iter_batches(_BATCH_ROWS, **options):
+                batches.append(batch)
+                held += batch.nbytes
+                _check_bytes(held, own, url, limits)
+            table = pa.Table.from_batches(batches)
+            if table.num_rows != rows:
+                raise ValueError(f"row group {own} has {table.num_rows} rows, and {rows} by the footer")
+            return table
+
+    def split(self, request: Request, data: memoryview) -> Cut:
+        return self._cut(request.object)
+
+    def _cut(self, group: int) -> Cut:
+        (file, _, footer), table = self._find(group), self._decoded(group)
+        columns = [(name, table.column(name)) for name in footer.columns]
+        path, first = self.index.paths[file] or None, int(self.index.shard_starts[group])
+
+        def cut(sample: int, _: int) -> RawSample:
+            parts = {name: column[sample - first] for name, column in columns}
+            return RawSample(self.leaf, sample, str(sample), path, parts)
+
+        return cut
+
+    def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
+        return self._cut(streams[0][0])(sample, 0)
+
+
+def _held(group: _RowGroup) -> int:
+    return 0 if group.table is None else int(group.table.nbytes)

@@ -1,0 +1,310 @@
+"""Parquet as it is, compared with pyarrow that reads the whole local file."""
+
+import json
+from itertools import islice
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from energon_stream import (
+    CaptioningSample,
+    Limits,
+    ReadOptions,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+)
+from energon_stream.errors import (
+    ConfigError,
+    EmptyDatasetError,
+    EnergonStreamError,
+    LimitError,
+    MetadataError,
+)
+from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream.state import redistribute
+from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
+
+MAIN = WorkerConfig(0, 1, 0)
+
+
+def table(rows=300, first=0):
+    """Columns of many kinds: nested, null, dictionaries, bytes."""
+    numbers = list(range(first, first + rows))
+    return pa.table(
+        {
+            "text": [f"text {number} é" for number in numbers],
+            "number": pa.array([None if number % 7 == 3 else number for number in numbers], pa.int16()),
+            "bytes": [bytes([number % 256]) * (number % 50) for number in numbers],
+            "list": [[number] * (number % 4) or None for number in numbers],
+            "struct": [{"a": number, "b": {"c": [str(number)]}} for number in numbers],
+            "map": pa.array([[("k", number)] for number in numbers], pa.map_(pa.string(), pa.int64())),
+            "kind": pa.array([f"kind {number % 3}" for number in numbers]).dictionary_encode(),
+            "nothing": pa.nulls(rows),
+            "time": pa.array(numbers, pa.timestamp("us")),
+        }
+    )
+
+
+def write(path, rows=300, first=0, group=40, **options):
+    made = table(rows, first)
+    pq.write_table(made, path, row_group_size=group, **options)
+    return made.to_pylist()
+
+
+def train(path, **changes):
+    given = {
+        "batch_size": None,
+        "shuffle_buffer_size": 40,
+        "max_samples_per_sequence": 10,
+        "worker_config": MAIN,
+    }
+    return get_train_dataset(str(path), **{**given, **changes})
+
+
+def in_order(path, **changes):
+    return list(get_val_dataset(str(path), **{"batch_size": None, "worker_config": MAIN, **changes}))
+
+
+def values(sample):
+    return {name: value for name, value in sample.items() if not name.startswith("__")}
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "lz4", "brotli"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_all_rows_and_columns(tmp_path, compression, version):
+    rows = write(
+        tmp_path / "x.parquet", compression=compression, data_page_version=version, data_page_size=500
+    )
+    found = in_order(tmp_path / "x.parquet")
+    assert [values(sample) for sample in found] == rows
+    assert list(values(found[0])) == sorted(rows[0])
+    assert [sample["__key__"] for sample in found] == [str(number) for number in range(300)]
+    assert found[3]["__shard__"] is None
+
+
+def folder_of(tmp_path, files=3, **options):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    rows = []
+    for file in range(files):
+        rows += write(folder / f"{file}.parquet", 100, 100 * file, **{"group": 30, **options})
+    return folder, rows
+
+
+def test_a_folder(tmp_path):
+    folder, rows = folder_of(tmp_path)
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0))
+    found = in_order(folder, split_part="train")
+    assert [values(sample) for sample in found] == rows
+    assert [sample["__shard__"] for sample in found] == [f"{number // 100}.parquet" for number in range(300)]
+    shuffled = list(train(folder, repeat=False))
+    assert sorted(int(sample["__key__"]) for sample in shuffled) == list(range(300))
+    assert all(values(sample) == rows[int(sample["__key__"])] for sample in shuffled)
+    (folder / ".nv-meta/files.json").unlink()  # as Megatron-Energon prepares it
+    assert [values(sample) for sample in in_order(folder, split_part="train")] == rows
+
+
+def test_rows_of_several_row_groups_are_mixed_and_each_group_is_read_once(tmp_path, s3_server, tmp_bucket):
+    write(tmp_path / "x.parquet", 3000, group=100, compression="none")
+    s3_server.upload_folder(tmp_path, tmp_bucket)
+    s3_server.reset_counters()
+    dataset = train(
+        f"{tmp_bucket}/x.parquet",
+        storage_options=s3_server.storage_options,
+        repeat=False,
+        parallel_shard_iters=8,
+    )
+    order = [int(sample["__key__"]) for sample in dataset]
+    assert sorted(order) == list(range(3000))
+    assert len({number // 100 for number in order[:40]}) == 8
+    size = (tmp_path / "x.parquet").stat().st_size
+    footer = pq.read_metadata(tmp_path / "x.parquet").serialized_size
+    log = s3_server.log()
+    assert sum(entry.bytes for entry in log) <= 1.1 * size + 2 * max(footer, 64 << 10)
+    ranges = [entry.range for entry in log if hasattr(entry, "range")]
+    assert len(ranges) == len(set(ranges)) or not ranges
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_the_first_batch_takes_four_round_trips(tmp_path, s3_server, tmp_bucket, prepared):
+    folder, _ = folder_of(tmp_path)
+    if prepared:
+        prepare_dataset(str(folder), split_ratio=(1, 0, 0))
+    s3_server.upload_folder(folder, tmp_bucket)
+    s3_server.reset_counters()
+    path = tmp_bucket if prepared else f"{tmp_bucket}/0.parquet"
+    dataset = train(path, storage_options=s3_server.storage_options, parallel_shard_iters=1)
+    opened = s3_server.log()
+    assert not prepared or not any(entry.key.endswith(".parquet") for entry in opened)
+    next(iter(dataset))
+    data = [entry for entry in s3_server.log()[len(opened) :] if entry.key.endswith(".parquet")]
+    assert data
+
+
+def test_only_the_chosen_columns_are_read(tmp_path, s3_server, tmp_bucket):
+    big = pa.table({"big": [bytes(3000) + bytes([n % 256]) for n in range(2000)], "small": list(range(2000))})
+    pq.write_table(big, tmp_path / "x.parquet", row_group_size=500, compression="none", use_dictionary=False)
+    s3_server.upload_folder(tmp_path, tmp_bucket)
+    s3_server.reset_counters()
+    found = in_order(f"{tmp_bucket}/x.parquet", storage_options=s3_server.storage_options, parts=["small"])
+    assert [values(sample) for sample in found] == [{"small": number} for number in range(2000)]
+    assert sum(entry.bytes for entry in s3_server.log()) < 8 * 2000 * 1.1 + 2 * (64 << 10)
+
+
+def test_exact_resume(tmp_path):
+    folder, _ = folder_of(tmp_path)
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0))
+    config = WorkerConfig(0, 1, 0, num_streams=2)
+    options = {"worker_config": config, "parts": ["text", "list"]}
+    assert_exact_resume(lambda: train(folder, **options), steps=30, tail=20)
+    assert_restores_by_key(lambda: train(folder, **options))
+
+
+def test_elastic_resume(tmp_path):
+    write(tmp_path / "x.parquet", group=10)
+
+    def loaders(ranks, workers=0):
+        configs = [WorkerConfig(rank, ranks, workers, num_streams=4) for rank in range(ranks)]
+        return [
+            get_savable_loader(train(tmp_path / "x.parquet", worker_config=config, repeat=False))
+            for config in configs
+        ]
+
+    first = loaders(2)
+    seen = [sample["__key__"] for loader in first for sample in islice(loader, 60)]
+    states = redistribute([loader.save_state_rank() for loader in first], 1)
+    (last,) = loaders(1, workers=2)
+    with last:
+        last.restore_state_rank(states[0])
+        seen += [sample["__key__"] for sample in last]
+    assert sorted(seen, key=int) == [str(number) for number in range(300)]
+
+
+def test_small_budgets_and_huge_rows(tmp_path):
+    rows = [{"data": bytes([number]) * 3_000_000, "n": number} for number in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet", row_group_size=4, compression="none")
+    found = in_order(tmp_path / "x.parquet", read_options=ReadOptions(byte_budget=4 << 20))
+    assert [values(sample) for sample in found] == rows
+
+
+def test_a_field_map_and_a_decode_map(tmp_path):
+    folder, rows = folder_of(tmp_path, 1)
+    found = in_order(
+        folder / "0.parquet", sample_type=CaptioningSample, field_map={"image": "bytes", "caption": "text"}
+    )
+    assert [(sample.image, sample.caption) for sample in found] == [
+        (row["bytes"], row["text"]) for row in rows
+    ]
+    pq.write_table(pa.table({"doc": [json.dumps({"a": n}).encode() for n in range(9)]}), folder / "0.parquet")
+    yaml = {
+        "__module__": "megatron.energon",
+        "__class__": "DefaultParquetShardListDatasetFactory",
+        "decode_map": {"doc": "json"},
+    }
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0), dataset_yaml=yaml)
+    assert [sample["doc"] for sample in in_order(folder, split_part="train")] == [{"a": n} for n in range(9)]
+
+
+def test_prewarmed_rows_need_no_requests_later(tmp_path, s3_server, tmp_bucket):
+    from energon_stream import CacheConfig
+    from energon_stream.prewarming import prewarm
+
+    write(tmp_path / "x.parquet", 3000, group=100)
+    s3_server.upload_folder(tmp_path, tmp_bucket)
+    cache = CacheConfig(directory=str(tmp_path / "cache"))
+    options = {"storage_options": s3_server.storage_options, "cache": cache, "worker_config": MAIN}
+    order = {"batch_size": 10, "shuffle_buffer_size": 40, "max_samples_per_sequence": 10}
+    prewarm(f"{tmp_bucket}/x.parquet", steps=300, progress=False, isolated=False, **order, **options)
+    s3_server.reset_counters()
+    dataset = get_train_dataset(f"{tmp_bucket}/x.parquet", repeat=False, **order, **options)
+    assert len(list(dataset)) == 300
+    assert sum(entry.bytes for entry in s3_server.log()) < 140_000  # the end of the file alone
+
+
+def test_other_columns_in_one_folder(tmp_path):
+    folder, _ = folder_of(tmp_path, 1)
+    pq.write_table(pa.table({"text": [1, 2]}), folder / "9.parquet")
+    with pytest.raises(MetadataError, match=r"'0\.parquet' and '9\.parquet' have other columns"):
+        prepare_dataset(str(folder), split_ratio=(1, 0, 0))
+
+
+def test_empty_row_groups_and_files(tmp_path):
+    schema = pa.schema({"n": pa.int64()})
+    with pq.ParquetWriter(tmp_path / "x.parquet", schema) as writer:
+        for rows in ([], [1, 2], [], [3]):
+            writer.write_table(pa.table({"n": pa.array(rows, pa.int64())}), row_group_size=2)
+    assert [sample["n"] for sample in in_order(tmp_path / "x.parquet")] == [1, 2, 3]
+    pq.write_table(schema.empty_table(), tmp_path / "none.parquet")
+    with pytest.raises(EmptyDatasetError, match=r"none\.parquet"):
+        in_order(tmp_path / "none.parquet")
+
+
+BAD = {
+    "empty": lambda data: b"",
+    "mark": lambda data: data[:3],
+    "cut": lambda data: data[:-9],
+    "no footer": lambda data: data[:-8] + (1 << 30).to_bytes(4, "little") + b"PAR1",
+    "encrypted": lambda data: data[:-4] + b"PARE",
+    "nonsense": lambda data: data[:-300] + bytes(292) + data[-8:],
+    "html": lambda data: b"<html>" * 40,
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_damaged_footers(tmp_path, name):
+    write(tmp_path / "x.parquet")
+    data = (tmp_path / "x.parquet").read_bytes()
+    (tmp_path / "x.parquet").write_bytes(BAD[name](data))
+    with pytest.raises(MetadataError, match=r"x\.parquet") as raised:
+        train(tmp_path / "x.parquet")
+    assert raised.value.hint
+
+
+def test_damaged_pages_are_named(tmp_path):
+    write(tmp_path / "x.parquet", compression="snappy")
+    good = (tmp_path / "x.parquet").read_bytes()
+    for place in range(4, len(good), max(1, len(good) // 60)):
+        data = bytearray(good)
+        data[place : place + 40] = bytes(40)
+        (tmp_path / "x.parquet").write_bytes(data)
+        named, found = "", []
+        try:
+            found = in_order(tmp_path / "x.parquet")
+        except EnergonStreamError as error:
+            named = str(error)
+        assert "x.parquet" in named or len(found) == 300
+
+
+def test_limits_and_columns_that_are_not_there(tmp_path):
+    write(tmp_path / "x.parquet")
+    with pytest.raises(LimitError, match=r"row group 0 has .* table_bytes is 1,000"):
+        in_order(tmp_path / "x.parquet", limits=Limits(table_bytes=1000))
+    with pytest.raises(LimitError, match="shard_samples"):
+        in_order(tmp_path / "x.parquet", limits=Limits(shard_samples=30))
+    with pytest.raises(ConfigError, match="none of the columns is wanted"):
+        in_order(tmp_path / "x.parquet", parts=["other"])
+    pq.write_table(pa.table({"__key__": [1], "a": [2]}), tmp_path / "y.parquet")
+    with pytest.raises(MetadataError, match="'__key__'"):
+        in_order(tmp_path / "y.parquet")
+    assert values(in_order(tmp_path / "y.parquet", parts=["a"])[0]) == {"a": 2}
+
+
+def test_a_row_that_unpacks_to_much(tmp_path):
+    """A dictionary of one large value, and many rows that name it."""
+    made = pa.table(
+        {"x": pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), ["y" * 100_000])}
+    )
+    pq.write_table(made, tmp_path / "x.parquet", store_schema=False)
+    with pytest.raises(LimitError, match="table_bytes"):
+        in_order(tmp_path / "x.parquet")
+
+
+def test_a_file_that_changed(tmp_path):
+    folder, _ = folder_of(tmp_path)
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0))
+    write(folder / "1.parquet", 100, 7, group=30)
+    with pytest.raises(MetadataError, match=r"1\.parquet.*prepare"):
+        list(train(folder, repeat=False))
