@@ -40,6 +40,7 @@ def test_the_demo_resumes_exactly_and_leaves_nothing_behind(tmp_path):
         assert processes_in(tmp_path) == []
 
 
+@pytest.mark.slow  # tests/loader/test_layouts.py starts torchrun too, test_elastic.py has other numbers of ranks
 def test_a_job_that_loses_a_rank_goes_on_with_fewer_and_with_more(monkeypatch, capsys):
     """torchrun: three ranks, one of them killed, then two, then four; P15 with real processes."""
     monkeypatch.syspath_prepend(EXAMPLES)

@@ -146,7 +146,7 @@ def test_by_energons_conventions_a_hundred_end_the_run():
         list(dataset)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_row_begins_anew_where_a_run_resumes(workers):
     streams = max(1, workers)
     bad = MapDataset(numbers(workers, size=6 * streams), no_key)  # fewer in a pass than end a run

@@ -224,7 +224,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_have_it_however_they_start(run, run_fresh, data, tmp_path, method):
     """Those of ``spawn`` begin with a program that does not install it, and a module that needs it."""
     (tmp_path / "of_a_client.py").write_text(ENCODER)

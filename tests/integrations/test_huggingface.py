@@ -455,6 +455,7 @@ def test_the_accelerate_example_goes_on_with_any_number_of_ranks(run, data, tmp_
     example.check_other_ranks(whole, 2, launcher=TWO_RANKS)
 
 
+@pytest.mark.slow  # as the example before
 def test_the_trainer_example_goes_on_with_any_number_of_ranks(run, data, tmp_path):
     example = Example(run, "trainer_train.py", "--output", data / "coco", tmp_path)
     example.check_other_ranks(example.whole(), 0, launcher=TWO_RANKS)

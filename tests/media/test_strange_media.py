@@ -106,7 +106,7 @@ SOUND_FILES = {
 }
 
 
-@pytest.mark.parametrize("step", [10, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [25, pytest.param(1, marks=pytest.mark.slow)])
 def test_hostile_parts_open_nothing_and_end_soon(private, tmp_path, step):
     for extension, file in SOUND_FILES.items():
         file.write(tmp_path / f"x.{extension}")

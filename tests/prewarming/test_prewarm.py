@@ -175,6 +175,7 @@ def test_costs():
     assert plan.cost(price_per_1000_get=0.01, price_per_gb=0.09) == pytest.approx(0.02 + 0.18)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("policy", ["pin", "lru"])
 def test_a_small_cache_takes_what_comes_first_and_keeps_it(server, tmp_path, policy):
     cache = CacheConfig(
@@ -206,6 +207,7 @@ def warm_and_listen(url, arguments):
     return prewarm(url, isolated=False, **arguments), records
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("size", [3_000_000, 12_000_000])
 def test_data_that_does_not_fit_is_told(server, tmp_path, size):
     """Once, and before the cache is filled."""

@@ -410,7 +410,8 @@ COOKED, LEARNT = {"parts": ["json"], "encoder": Cooking()}, {"config": "typed", 
 
 
 @pytest.mark.parametrize(
-    ("workers", "how"), [(0, COOKED), pytest.param(1, COOKED, marks=pytest.mark.slow), (0, LEARNT)]
+    ("workers", "how"),
+    [(0, COOKED), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, COOKED), (0, LEARNT)))],
 )
 def test_a_pass_over_small_parts_costs_a_twentieth_of_the_bytes(d40, workers, how):
     """P8, the bytes of all indices included."""

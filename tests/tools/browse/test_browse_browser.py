@@ -121,6 +121,7 @@ def test_arrows_lead_through_samples_and_pages(captions):
     asked(captions, Run(num_workers=0), look)
 
 
+@pytest.mark.slow  # test_browse_http.py asks for the same without a browser
 def test_a_page_names_sizes_the_ends_of_keys_and_other_searches(tmp_path):
     key = "crawl/" + "x" * 60 + "/0000042"
     write_dataset(tmp_path / "data", [{key: {"txt": b"a red dog"}, "b": {"txt": b"cat", "bin": b"0" * 2000}}])
@@ -153,6 +154,7 @@ def test_a_page_names_sizes_the_ends_of_keys_and_other_searches(tmp_path):
     asked(tmp_path / "data", Run(num_workers=0), look)
 
 
+@pytest.mark.slow  # test_browse_http.py asks for the same without a browser
 def test_steps_keep_their_options(captions):
     given = {"shuffle_buffer_size": 20, "max_samples_per_sequence": 4}
 
