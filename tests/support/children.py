@@ -504,6 +504,12 @@ class _Forker:
             os.close(stream)
         self._children[pid] = connection
         self._ready.register(connection, selectors.EVENT_READ, pid)
+        if hasattr(
+            fcntl, "F_SETSIG"
+        ):  # where the system can, it kills the child before the starter is reaped
+            fcntl.fcntl(connection, fcntl.F_SETOWN, pid)
+            fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
         with contextlib.suppress(OSError):
             connection.sendall(_STARTED.pack(pid))
         return None
