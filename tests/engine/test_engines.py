@@ -39,9 +39,13 @@ def test_each_task_is_run_once(processes):
     assert list(LocalEngine(processes).map(engine_tasks.double, [])) == []
 
 
-def test_results_come_in_the_order_of_the_tasks_if_asked():
-    assert list(LocalEngine(2).map(engine_tasks.slow_first, range(12), in_order=True)) == [*range(12)]
-    assert next(LocalEngine(2).map(engine_tasks.slow_first, range(12))) != 0
+def test_results_come_in_the_order_of_the_tasks_if_asked(tmp_path):
+    for in_order in (True, False):
+        folder = tmp_path / str(in_order)
+        folder.mkdir()
+        task = partial(engine_tasks.after_others, folder)
+        found = list(LocalEngine(2).map(task, range(12), in_order=in_order))
+        assert (found == [*range(12)], sorted(found)) == (in_order, [*range(12)])
 
 
 def test_a_task_whose_process_died_is_run_again(tmp_path):
