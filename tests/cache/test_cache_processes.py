@@ -52,6 +52,7 @@ def run_all(functions):
     assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("opened", ["before the fork", "after"])
 def test_eight_processes_download_each_byte_once(config, tmp_path, opened):
     """The same ranges in the same order, as ranks of a model-parallel group read; with eight threads each."""

@@ -195,6 +195,7 @@ def state_after(path, batches, **view):
     return loader.save_state_rank(), seen
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("on_change", ["error", "continue"])
 def test_a_view_with_other_samples_is_refused_or_begins_anew(texts, tmp_path, on_change):
     state, _ = state_after(texts, 5, where=WHERE)
@@ -228,6 +229,7 @@ def assert_refused_or_anew(loader, state, on_change):
     assert [change.change for change in loader.restore_report.leaves] == ["replaced"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("view", [{"where": WHERE}, {"share": 0.5}, {"exclude": "duplicate", "share": 0.5}])
 def test_a_view_goes_on_when_shards_are_appended(texts, tmp_path, view):
     old = {text for batch in take(train(texts, **view), 200) for text in batch}

@@ -861,6 +861,7 @@ def test_wrong_shares(pictures):
             get_loader(val(pictures), max_bad=share)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_log_has_a_traceback_a_kind_and_then_counts(pictures, workers, capfd):
     """Six bad samples of four kinds, in each of 20 passes."""

@@ -78,6 +78,7 @@ def asked(server, ending=""):
     return [entry.key for entry in server.log() if entry.key.endswith(ending) and entry.method == "GET"]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_read_once_is_not_asked_for_again(server, cache, workers):
     plain = train(server, False, 2 * SAMPLES)

@@ -49,6 +49,7 @@ def read(path, limit, workers, batches):
     return most, len(seen)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_blend_of_more_datasets_than_open_files(tmp_path, workers):
     most, seen = children.call(read, write_blend(tmp_path, 90), 64, workers, 60, timeout=120)

@@ -62,6 +62,7 @@ def away(server):
         back.join()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("transport", ["obstore", "fsspec"])
 def test_refused_connections_are_waited_out(own_server, captions, transport):
     count = 30

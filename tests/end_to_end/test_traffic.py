@@ -103,6 +103,7 @@ def until_quiet(server):
     return books
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_training_costs_few_requests_no_head_and_hardly_more_than_its_payload(server, workers):
     """P7, P8 once batches flow: what two passes add to the server's books."""
@@ -153,6 +154,7 @@ def one_pass(root, request):
         return counted, server.counters(), opened, again.hedges + again.retries
 
 
+@pytest.mark.every(2)
 def test_one_pass_reads_each_byte_once_and_the_books_agree(one_pass):
     counted, books, opened, opened_again = one_pass
     # A request that a busy machine makes late may be asked for twice; tests of storage/ hold how many may.

@@ -219,6 +219,7 @@ for batch in get_loader(get_train_dataset(path, batch_size=1, task_encoder=Encod
 """
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("hook", "mistake", "line"),

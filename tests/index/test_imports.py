@@ -52,6 +52,7 @@ ctypes.CDLL = no_library
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("system", ["", NO_LINUX], ids=["linux", "elsewhere"])
 def test_datasets_are_prepared_and_opened_without_what_only_training_needs(tmp_path, monkeypatch, system):
     """One fresh interpreter each: in a fork, the modules would be imported already."""

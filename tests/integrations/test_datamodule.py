@@ -217,6 +217,7 @@ def test_pinning(data, monkeypatch, pin):
     assert not batch.image.is_pinned()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_the_wrapper_saves_and_restores(data, workers, epoch):

@@ -190,6 +190,7 @@ def test_c06_truth_and_repetition(energon, data, loader_of):
     assert sum([[batch.__key__ for batch in epochs] for _ in range(4)], []) == keys(loader, 12)  # noqa: RUF017
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("packing", [None, 6])
 def test_c07_batches_from_their_restore_keys(energon, clients, crude, workers, packing):

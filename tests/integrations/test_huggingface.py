@@ -84,6 +84,7 @@ def test_preparing_leaves_the_loader_as_it_is(data, accelerator, config):
     assert numbers(prepared) == expected
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_saving_and_loading_in_the_middle_of_an_epoch(data, accelerator, tmp_path, workers, depth):

@@ -210,6 +210,7 @@ def test_it_is_not_the_loaders_own_position_where_lightning_fetches_ahead(data, 
     assert set(given[:-2]) == ({1} if case == "passes" else {0})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("options", [{"virtual_epoch_length": 5}, {"repeat": False}])
 def test_workers(data, fit, tmp_path, options):
     saver = SaveAlways(tmp_path)

@@ -60,6 +60,7 @@ def pictures(tmp_path):
     return folder
 
 
+@pytest.mark.every(2)
 def test_the_tutorial(run, pictures, place, tmp_path):
     bring, environment = place
     run(*RUN, TUTORIAL, "tars", pictures, tmp_path / "tars")

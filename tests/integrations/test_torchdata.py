@@ -92,6 +92,7 @@ def test_resuming_goes_on_with_the_next_batch_wherever_it_was_saved(data, expect
         assert [keys(again) for _ in rest] == rest, (epoch, given)
 
 
+@pytest.mark.every(3)
 def test_an_epoch_that_was_left_begins_anew(data, graph):
     """Also one that was resumed in its middle: nothing that was fetched ahead is lost."""
     loader = make_loader(data, length=20)  # so long that what is fetched ahead does not reach the end

@@ -407,6 +407,7 @@ def test_turns_are_those_of_a_rotation(streams, lengths):
         assert turns.step_of(stream, batch, len(seen)) == step
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("draws", ["random", "even"])
 def test_runs_of_mixtures_that_change_are_found(captions, tmp_path, draws):
     """By a schedule, and by the program; the answers are those of the loaders, on three topologies."""
@@ -455,6 +456,7 @@ def test_runs_of_mixtures_that_change_are_found(captions, tmp_path, draws):
             open_run(str(run)).which(0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("view", [{"share": 0.4}, {"exclude": "twice.txt"}], ids=["share", "exclude"])
 def test_runs_of_views_are_found(captions, tmp_path, monkeypatch, view):
     monkeypatch.chdir(tmp_path)

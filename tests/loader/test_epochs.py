@@ -146,6 +146,7 @@ def test_any_changes_of_ranks_in_and_between_epochs(make, data):
     assert found == expected[: len(found)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_states_by_stream_go_over_the_end_of_an_epoch(workers):
     """As torch.distributed.checkpoint deals them; 18 batches are no multiple of 12 streams."""

@@ -56,6 +56,7 @@ def plain(size, workers, streams):
     return BatchDataset(NumbersDataset(size, config(workers, streams=streams)), 3, list)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("workers", "start_method"), [(1, "fork"), (2, "fork"), (3, "fork"), (2, "spawn")])
 @pytest.mark.usefixtures("forked_spawn")
 def test_workers_give_what_the_streams_give_in_process(workers, start_method):

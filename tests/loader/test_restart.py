@@ -116,6 +116,7 @@ def kill_all(pids):
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("workers", "method", "action"),
     [

@@ -96,6 +96,7 @@ def reference(workers):
     return get_savable_loader(BatchDataset(MapDataset(numbers, gated), 1, list))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("workers", "method", "way", "number"),
     [

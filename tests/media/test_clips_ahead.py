@@ -205,6 +205,7 @@ class PackedClipsTask(PackedTask):
     cookers = [Cooker(by_range)]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("encoder", [PackedTask, PackedClipsTask])
 def test_lazy_media_and_packs_over_s3_resume_exactly(server, encoder):
     def made():

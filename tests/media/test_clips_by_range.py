@@ -211,6 +211,7 @@ def test_an_indexed_file_costs_three_gets_on_a_fresh_node(folder, server, indexe
         assert torch.equal(found[0], local.get_video_clips([(4.2, 6.2)])[0][0])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("damage", ["replaced", "no text", "no table", "other places"])
 def test_a_layout_that_does_not_fit_does_no_harm(folder, server, indexed, damage):
     root, (files, _) = indexed

@@ -17,6 +17,7 @@ def test_an_example_trains(name, example_data):
     assert main(example_data / name) == first
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["clip", "vlm"])
 def test_an_example_learns_and_resumes_exactly(name, tmp_path):
     def train(folder, steps):

@@ -203,6 +203,7 @@ def in_child(pool, lazy, store, pipe):
     pipe.recv()  # held until the parent has looked, or for ever
 
 
+@pytest.mark.every(3)
 @pytest.mark.usefixtures("forked_spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("killed", [False, True])

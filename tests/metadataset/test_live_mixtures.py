@@ -183,6 +183,7 @@ class Groups(Texts):
         return texts
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("size", [2, 6])
 @pytest.mark.parametrize("way", ["file", "program"])
 def test_a_step_is_one_of_the_loop_where_packs_have_several_samples(folder, way, size):

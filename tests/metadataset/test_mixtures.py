@@ -72,6 +72,7 @@ def nested(folder):
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("encoder", [DefaultTaskEncoder, PageEncoder])
 def test_a_blend_has_its_weights(lake, encoder):
     document = write(lake / "five.yaml", v2(FIVE_TO_TWO))
@@ -284,6 +285,7 @@ def test_what_a_datasets_own_file_says_is_kept_in_a_mixture(tmp_path):
     assert texts(val(path))[:4] == [f"a{i}" for i in range(36, 40)]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("streams", [1, 3])
 @pytest.mark.parametrize(
     ("document", "options"),

@@ -41,6 +41,7 @@ def delivered(folder, world, **packing):
     ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_forecast_has_the_balance_that_loaders_deliver(folder, world):
     several = {

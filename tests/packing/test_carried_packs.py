@@ -159,6 +159,7 @@ def read(pack):
     return [(key, int(begin), int(stop)) for key, begin, stop in found]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("size", [BUFFER, "stream"])
 def test_each_stream_packs_the_samples_of_an_unpacked_run(mixture, size):
     """The oracle: the selector in a plain loop over each stream of an unpacked run."""

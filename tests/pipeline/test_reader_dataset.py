@@ -51,6 +51,7 @@ def test_readers_are_found_with_the_paths_of_their_nodes():
     assert not is_reader_config({"type": "MapDataset", "plan": {}, "leaves": []})
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("streams", [1, 24])
 def test_the_first_batch_of_a_small_dataset_waits_for_few_passes(tmp_path, monkeypatch, streams):
     """Hundreds of passes were planned: with 24 streams, half a minute of work for four dozen samples."""

@@ -26,6 +26,7 @@ def command(server, *arguments):
     return CliRunner().invoke(main, ["prewarm", *arguments, *options])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
 def test_steps_of_a_node_are_warmed(server, cache, processes):
     said = command(

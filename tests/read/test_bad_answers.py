@@ -150,6 +150,7 @@ def test_mixtures_with_lines_of_json(s3_server, url, truth, tmp_path, action, pa
     assert s3_server.counters().faults[action] == 1
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("action", ["zeros", "shifted"])
 @pytest.mark.parametrize("pattern", ["*.tar", "*.yaml"])
 def test_wrong_answers_that_last_are_an_error_until_they_end(

@@ -283,6 +283,7 @@ def no_primary(index):
     return index[:16] + struct.pack("<3q", -1, -1, -1) + index[40:]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("damage", "error", "words"),
     [

@@ -81,6 +81,7 @@ def check(raw, sample):
     assert all(isinstance(part, bytes) for part in raw.parts.values())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("transport", ["obstore", "fsspec"])
 def test_each_byte_is_read_once_in_a_bounded_number_of_pieces(remote, fetcher, transport):
     source = open_locator("s3://bucket/data", remote, transport)

@@ -235,6 +235,7 @@ def test_samples_are_the_same_as_where_all_is_read(folder, server, names, buffer
     assert read_all(URL, server, **how) == read_all(folder, **how)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("workers", "how"),
     [
@@ -330,6 +331,7 @@ def test_names_that_are_exchanged_in_the_index_are_an_error(folder, server):
         read_all("s3://bucket/exchanged", server, parts=["txt"])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("workers", "ways"), [(0, (URL, BARE)), (0, (BARE, URL)), (1, (URL, BARE))])
 def test_a_state_goes_on_the_other_way(server, ways, workers):
     how = {"workers": workers, "parts": ["json", "txt"]}
@@ -436,6 +438,7 @@ def test_a_pass_over_small_parts_costs_a_twentieth_of_the_bytes(d40, workers, ho
     assert len(ranges) == 2  # one for the sizes of samples
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("how", "asked"), [({"parts": ["bin"]}, 1), ({"config": "bins"}, 0)])
 def test_samples_are_read_whole_where_little_could_be_skipped(d40, how, asked):
     """Parts of 40 kB are needed; a field map is no reason to read the index for the rest."""

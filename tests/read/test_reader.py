@@ -264,6 +264,7 @@ class HeldFetcher(Fetcher):
         self.arrived += size
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("at_once", [False, True])
 def test_few_requests_are_under_way_until_the_line_is_known(at_once, folder, remote, monkeypatch):
     """A slow start: as much as a fast line holds, and what has arrived besides. Then the budget alone

@@ -110,6 +110,7 @@ def test_each_round_of_even_draws_is_within_one_of_every_share(weights, streams,
     assert stream < 6
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("per_batch", [1, 3])
 def test_64_streams_do_not_draw_alike(per_batch):
     """At main, 9 : 1 gave steps of 64 samples of one source, and the ramp 4,060 of the heavier one."""

@@ -103,6 +103,7 @@ def options(endpoint, provider):
     return {"endpoint_url": endpoint, "credential_provider": provider, "client_kwargs": region}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_pass_outlives_its_keys(tmp_path, s3_server, tmp_bucket, transport):
     write_shards(tmp_path, shards=12, samples_per_shard=8, parts=lambda index: {"txt": b"%d" % index})

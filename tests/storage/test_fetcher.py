@@ -256,6 +256,7 @@ def test_counters_see_retries_and_concurrency(s3_server, tmp_bucket):
     assert seen.max_in_flight == s3_server.counters().max_in_flight == 8
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("transport", "warnings"), [("auto", 1), ("fsspec", 0)])
 def test_exit_with_requests_in_flight_and_use_in_forked_children(s3_server, tmp_bucket, transport, warnings):
     """Runs in a new process: forks children before and after the first read, and exits cleanly."""

@@ -141,6 +141,7 @@ def answering(answer):
         listener.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("head", "length", "error"),
     [

@@ -168,6 +168,7 @@ def test_a_lookup_is_one_request(lake, tmp_path):
     assert len(log) - len(shards) == 2  # .info.json, index.sqlite
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_restored_run_cooks_the_same(lake, tmp_path, workers):
     def loader():

@@ -99,6 +99,7 @@ def test_boto3(server):
         assert [item["Key"] for item in call(Bucket="bucket")["Contents"]] == [odd]
 
 
+@pytest.mark.every(3)
 def test_s3fs(server):
     fs = s3fs.S3FileSystem(**server.storage_options, skip_instance_cache=True)
     fs.pipe({"bucket/d/small": b"hello", "bucket/d/big": BIG})
@@ -167,6 +168,7 @@ def test_counters_and_log(server):
     assert (server.counters().total, server.log()) == (0, [])
 
 
+@pytest.mark.every(3)
 def test_shares_of_faults_are_counted_exactly_and_repeat_with_the_seed(server):
     server.put("s3://bucket/k", BIG[:100_000])
 

@@ -20,6 +20,7 @@ from energon_stream.tools.browse import Served, serving
 RUN = "from energon_stream.cli import run; run()"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("number", "recorded"), [(signal.SIGINT, False), (signal.SIGTERM, True)], ids=["options", "run"]
 )

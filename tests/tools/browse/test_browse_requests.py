@@ -37,6 +37,7 @@ def first_page(server, url):
         return len({entry[:3] for entry in server.log()})
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("per_shard", [4, 25])
 @pytest.mark.parametrize("keeps_sizes", [True, False])
 def test_the_first_page_takes_few_requests(s3_server, tmp_bucket, tmp_path, per_shard, keeps_sizes):
