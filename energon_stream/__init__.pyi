@@ -168,6 +168,7 @@ from .task import (
     basic_sample_keys as basic_sample_keys,
     cooker as cooker,
     stateless as stateless,
+    sample_size_metric as sample_size_metric,
 )
 from .task.packers import (
     LengthPacker as LengthPacker,

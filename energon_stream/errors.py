@@ -34,6 +34,7 @@
     │   ├── ChecksumError                   a sample has other bytes than when it was prepared
     │   ├── DuplicateKeyError               two samples share a key
     │   ├── CostsError                      costs of samples are missing, stale, damaged or no lengths
+    │   │   └── MissingCostsError               a dataset has no costs of this name
     │   ├── SourceError                     a dataset of another format cannot be read
     │   └── EmptyDatasetError               a split part has no samples
     ├── SampleError (ValueError)            one sample could not be used; handlers may skip it
@@ -94,6 +95,7 @@ __all__ = [
     "IndexMismatchError",
     "LimitError",
     "MetadataError",
+    "MissingCostsError",
     "MissingFileError",
     "MissingNameError",
     "MissingPackageError",
@@ -336,6 +338,10 @@ class SourceError(DatasetError):
 
 class CostsError(DatasetError):
     """The costs of samples are missing, older than the shards, damaged, or no lengths."""
+
+
+class MissingCostsError(CostsError):
+    """A dataset has no costs of this name, or is of a kind that has none."""
 
 
 class EmptyDatasetError(DatasetError):

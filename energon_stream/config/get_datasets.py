@@ -19,6 +19,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.pipeline import ConcatDataset, Ends, SavableDataset, with_ends
 from energon_stream.task import LoadedDataset, TaskEncoder, call_with_accepted
 from energon_stream.task.build import processed
+from energon_stream.task.size_metric import SAMPLES
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -159,9 +160,16 @@ def get_train_dataset(
     sizes, multiplier = (batch_size, packing_buffer_size), shuffle_over_epochs_multiplier
     request = DatasetRequest.of(path, split_part, shared, *sizes, multiplier=multiplier)
     mixture = weigh_by(weight_unit, open_mixture(request, shuffling), request)
+    is_measured = mixture.measured != SAMPLES
+    if is_measured and (packing is not None or draws is not None):
+        raise ConfigError(
+            f"weights are shares of {mixture.measured!r}, which is measured when samples are read, too late for "
+            "planned packs and draws=",
+            hint=f"compute it with `energon-stream cost --name {mixture.measured}`, or leave packing and draws out",
+        )
     if packing is not None:
         mixture = pack_mixture(packing, mixture, request, options.get("read_options"))
-    blends_itself = _takes_each_dataset(request, "build_train_datasets")
+    blends_itself = is_measured or _takes_each_dataset(request, "build_train_datasets")
     if blends_itself and draws not in (None, "random"):
         raise ConfigError(
             f"draws={draws!r}, but the task encoder gets each dataset on its own",
@@ -179,6 +187,7 @@ def get_train_dataset(
         shuffle_buffer_size=shuffle_buffer_size,
         blend_mode=mixture.blend_mode,
         repeat=repeat,
+        **({"blend_weight_unit": mixture.measured} if is_measured else {}),
     )
     return with_ends(dataset, ends, even=bool(virtual_epoch_length))
 

@@ -14,6 +14,7 @@ from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.plugins import load_plugin
 from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, Plan, RepeatPlan, WeightChange
 from energon_stream.task import DatasetBlendMode, LoadedDataset
+from energon_stream.task.size_metric import SAMPLES
 
 if TYPE_CHECKING:
     from energon_stream.config.dataset_options import DatasetRequest, Shuffling
@@ -84,6 +85,7 @@ class Mixture:
     per_batch: int = 1  # samples of a batch, by which steps of weights are counted
     packing: PackPlan | None = None  # planned packing of all datasets together
     unit: tuple[str, str] | None = None  # name and hash of the costs of which weights are shares
+    measured: str = SAMPLES  # unit of the weights, of which samples are measured when they are read
 
     @property
     def blend_mode(self) -> DatasetBlendMode:
@@ -155,11 +157,17 @@ class Mixture:
         Raises ConfigError if weights change or are 0, or draws are even, which is impossible then.
         """
         if any(item.later or item.weight == 0 or item.draws == "even" or self.unit for item in self.items):
+            hint = (
+                "override neither build_train_datasets nor build_cook_crude_sample, and use get_train_dataset"
+            )
+            if self.measured != SAMPLES:
+                hint = (
+                    f"compute {self.measured!r} with `energon-stream cost`, so that samples need no measuring"
+                )
             raise ConfigError(
                 "weights that change, are 0, or are shares of a cost, and even draws, need one order of all "
                 "datasets, and here each is read on its own",
-                hint="use a task encoder that overrides neither build_train_datasets nor "
-                "build_cook_crude_sample, with get_train_dataset",
+                hint=hint,
             )
         return [
             self._single(number, item.repetitions if item.repetitions is not None else None if repeat else 1)

@@ -56,7 +56,7 @@ def describe_data(dataset: SavableDataset[Any]) -> DataDescription:
     if len(found) != 1:
         raise ConfigError(
             f"run= describes pipelines with one order of all samples; this one has {len(found)}",
-            hint="leave out run=, or let a metadataset blend the datasets",
+            hint="leave out run=, or let a metadataset blend the datasets, by computed costs, where sizes are measured",
         )
     ((path, reader),) = found
     reader.read_starts()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -79,7 +79,17 @@ class ConcatDataset(MultiInput[T_co]):
         super().__init__(datasets, worker_config=worker_config)
 
 
-class _BlendNode:
+def choose(draw: float, chances: Sequence[float]) -> int:
+    """Return the number of one of some chances, given a draw in ``[0, 1)``."""
+    left = draw * sum(chances)
+    for number, chance in enumerate(chances):
+        left -= chance
+        if left < 0:
+            return number
+    return max(number for number, chance in enumerate(chances) if chance)
+
+
+class BlendNode:
     """State: ``t`` (draws), ``in`` (a state for each), ``end`` (numbers of the datasets that ended)."""
 
     def __init__(self, dataset: BlendDataset[Any], context: Context, state: State | None) -> None:
@@ -137,7 +147,7 @@ class BlendDataset(MultiInput[T_co]):
     """
 
     kind = "Blend"
-    node_type = _BlendNode
+    node_type: ClassVar[type[Any]] = BlendNode
     option_names: ClassVar[tuple[str, ...]] = ("weights",)
 
     def __init__(
@@ -157,13 +167,7 @@ class BlendDataset(MultiInput[T_co]):
 
     def choose(self, draw: float, ended: set[int]) -> int:
         """Return the number of the dataset for a draw in ``[0, 1)``, leaving out datasets that have ended."""
-        alive = [(number, weight) for number, weight in enumerate(self.weights) if number not in ended]
-        left = draw * sum(weight for _, weight in alive)
-        for number, weight in alive:
-            left -= weight
-            if left < 0:
-                return number
-        return alive[-1][0]
+        return choose(draw, [0.0 if each in ended else weight for each, weight in enumerate(self.weights)])
 
     def drawing(self) -> Drawing:
         weighted = zip(self._inner_boxes(), self.weights, strict=False)  # the boxes are the first ones

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.errors import CostsError, ObjectNotFoundError
+from energon_stream.errors import CostsError, MissingCostsError, ObjectNotFoundError
 from energon_stream.index.checksums import digest
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.info_files import META_FOLDER, load_document, read_info
@@ -152,7 +152,7 @@ def load_costs(store: Store, name: str) -> SavedCosts:
     try:
         found, data = _read_pair(store, name)
     except ObjectNotFoundError as error:
-        raise CostsError(f"the dataset has no costs {name!r}", where=where, hint=again) from error
+        raise MissingCostsError(f"the dataset has no costs {name!r}", where=where, hint=again) from error
     try:
         if found["format"] != _FORMAT or digest(data) != found["content"]:
             raise ValueError("the numbers are not those of their record")
@@ -224,7 +224,7 @@ def mean_costs(store: Store) -> dict[str, float]:
 def costs_of(index: DatasetIndex, name: str) -> Costs:
     """Return the costs of the samples of a split part; raises what :func:`read_costs` does."""
     if not isinstance(index, WebDatasetIndex) or index.every is None or index.plain is not None:
-        raise CostsError("only prepared folders of tars have costs", where=index.name)
+        raise MissingCostsError("only prepared folders of tars have costs", where=index.name)
     store = index.spec.open()
     values = _fresh(store, name, read_info(store))
     parts = zip(index.every.first.tolist(), index.shard_counts.tolist(), strict=True)

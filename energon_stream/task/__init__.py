@@ -10,6 +10,7 @@ from energon_stream.task.loaded_dataset import (
     PackingGroupConfig,
     call_with_accepted,
 )
+from energon_stream.task.size_metric import sample_size_metric
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless, stateless
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "cooker",
     "get_failure_tolerance",
     "get_stateless",
+    "sample_size_metric",
     "stateless",
 ]

@@ -11,7 +11,6 @@ from energon_stream.errors import ConfigError
 from energon_stream.media import AuxStores, FileStore
 from energon_stream.pipeline import (
     BatchDataset,
-    BlendDataset,
     ConcatDataset,
     EpochizeDataset,
     GroupBatchDataset,
@@ -36,6 +35,7 @@ from energon_stream.task.loaded_dataset import (
     group_members,
 )
 from energon_stream.task.packers import LengthPacker
+from energon_stream.task.size_metric import SAMPLES, blend_by
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class PipelineBuilder:
         shuffle_buffer_size: int | None = None,
         blend_mode: DatasetBlendMode = DatasetBlendMode.NONE,
         repeat: bool = True,
+        blend_weight_unit: str = SAMPLES,
     ) -> SavableDataset[Any]:
         """Compose the training pipeline; override it to compose your own.
 
@@ -97,6 +98,7 @@ class PipelineBuilder:
             shuffle_buffer_size: Window of the plan's shuffle; an override may use it.
             blend_mode: How the plan blends; an override may use it.
             repeat: True if the plan repeats; an override may use it.
+            blend_weight_unit: Unit of weights that ``sample_size_metric`` measures, or ``"samples"``.
 
         Raises:
             ConfigError: The hooks and arguments do not fit together.
@@ -106,7 +108,7 @@ class PipelineBuilder:
             self,
             datasets,
             worker_config,
-            BlendDataset,
+            blend_by(self, blend_weight_unit),
             endless,
             shuffle_buffer_size,
             batch_size=batch_size,

@@ -48,6 +48,8 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         cookers: For datasets of crude samples. Without cookers, crude samples reach ``encode_sample`` as they
             are.
         packer: Selects packs by length; None if the encoder has a selector of its own.
+        blend_sample_size_alpha: How far :class:`MeasuredBlendDataset` prefers what is behind its share.
+        blend_sample_size_epsilon: How random it is.
 
     Example:
         >>> from energon_stream import TaskEncoder, WorkerConfig, get_val_dataset, stateless
@@ -67,6 +69,8 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
     decoder: FileStoreDecoder | None = SampleDecoder()
     cookers: Sequence[Cooker[Any]] = ()
     packer: LengthPacker | None = None
+    blend_sample_size_alpha: float = 1.0
+    blend_sample_size_epsilon: float = 1.0
 
     @stateless
     def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[Any], aux: Mapping[str, Any]) -> Any:

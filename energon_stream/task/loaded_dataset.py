@@ -92,9 +92,16 @@ def group_members(groups: Sequence[PackingGroupConfig], datasets: Sequence[Loade
 def call_with_accepted(function: Callable[..., Any], **arguments: Any) -> Any:
     """Call a function with the keyword arguments that its signature accepts, and leave out the others.
 
-    Task encoders written for older versions override ``build_train_datasets`` with fewer parameters.
+    Task encoders written for older versions override ``build_train_datasets`` with fewer parameters. Raises
+    ConfigError for ``blend_weight_unit``, without which it would blend by samples.
     """
     parameters = signature(function).parameters
     if all(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        if "blend_weight_unit" in arguments.keys() - parameters.keys():
+            what = (
+                f"weights are shares of {arguments['blend_weight_unit']!r}, which an override does not take"
+            )
+            hint = "let it take blend_weight_unit, and pass it on to super()"
+            raise ConfigError(what, where=function.__qualname__, hint=hint)
         arguments = {name: value for name, value in arguments.items() if name in parameters}
     return function(**arguments)
