@@ -18,9 +18,9 @@ from energon_stream.compat.epath import EPath
 from energon_stream.config.sample_types import DATASET_CLASSES
 from energon_stream.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import ConfigError
-from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.prepare.media_tables import prepare_media
 from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream.prepare.prepare_files import prepare_file
 from energon_stream.samples import CrudeSample, Sample
 from energon_stream.tar.format import split_name
 
@@ -316,7 +316,7 @@ class CrudeJsonlDatasetFactory(BaseCoreDatasetFactory[CrudeSample]):
     @classmethod
     def prepare_dataset(cls, path: str | os.PathLike[str]) -> int:
         """Write the index beside the file, and return the number of samples."""
-        return prepare_jsonl(os.fspath(path))
+        return prepare_file(os.fspath(path))
 
     @staticmethod
     def iter_dataset_content(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
@@ -342,6 +342,20 @@ _TYPED = {
     )
     for name, sample_type in DATASET_CLASSES.items()
     if sample_type is not None and issubclass(sample_type, Sample)
+}
+# Energon 8's names of the formats of files, of single ones and of folders.
+_TYPED |= {
+    name: type(
+        name,
+        (CrudeJsonlDatasetFactory,),
+        {
+            "__module__": __name__,
+            "__doc__": "A file or folder of a format other than tars, with crude samples.",
+        },
+    )
+    for default in ("", "Default")
+    for kind in ("BinIdx", "CrudeJsonlShardList", "Parquet", "ParquetShardList")
+    for name in [f"{default}{kind}DatasetFactory"]
 }
 # The older dataset classes, one for each sample type: CaptioningWebdataset and so on.
 globals().update(_TYPED)

@@ -18,6 +18,7 @@ from energon_stream.config.named_code import import_class, is_own_module, read_c
 from energon_stream.config.sample_types import resolve_sample_type
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index import yaml_io
+from energon_stream.index.file_format import find_format
 from energon_stream.index.info_files import META_FOLDER
 from energon_stream.printable import nearest
 
@@ -96,7 +97,7 @@ def get_dataset_from_config(
 ) -> Any:
     """Create the object that the ``dataset.yaml`` of a prepared dataset describes; its ``build()`` opens it.
 
-    The path is a folder, or a ``.jsonl`` file. ``sample_type`` is for type checkers only. For other
+    The path is a folder, or a file such as ``x.jsonl``. ``sample_type`` is for type checkers only. For other
     arguments see ``BaseWebdatasetFactory``. Raises what :func:`load_config` raises.
 
     Example:
@@ -115,7 +116,7 @@ def get_dataset_from_config(
         **kwargs,
     }
     arguments = {"path": EPath(path), **{name: value for name, value in given.items() if value is not None}}
-    if str(path).endswith(".jsonl"):
+    if find_format(str(path)) is not None:
         return factories.DefaultCrudeJsonlDatasetFactory(**arguments)
     file = EPath(path) / META_FOLDER / (dataset_config or DATASET_CONFIG)
     return load_config(file, default_type=factories.StandardWebdatasetFactory, default_kwargs=arguments)

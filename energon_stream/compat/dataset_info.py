@@ -23,6 +23,8 @@ class EnergonDatasetType(Enum):
     METADATASET = RECIPE = "metadataset"
     WEBDATASET = MANIFEST_DATASET = "webdataset"
     JSONL = "jsonl"
+    BINIDX = "binidx"
+    PARQUET = "parquet"
     FILESYSTEM = "filesystem"
     INVALID = "invalid"
 
@@ -30,7 +32,7 @@ class EnergonDatasetType(Enum):
 def get_dataset_type(path: EPath) -> EnergonDatasetType:
     """Return the kind of dataset that a path names; ``INVALID`` if there is none."""
     kind = dataset_kind(path.url)
-    if kind in ("metadataset", "jsonl"):
+    if kind in ("metadataset", "jsonl", "binidx", "parquet"):
         return EnergonDatasetType(kind) if path.is_file() else EnergonDatasetType.INVALID
     if check_dataset_info_present(path):
         return EnergonDatasetType.WEBDATASET

@@ -3,6 +3,8 @@
 import pickle
 from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from webdataset.autodecode import Decoder, imagehandler
@@ -16,9 +18,12 @@ from energon_stream.compat.dataset_classes import (
     DefaultDecoderWebdatasetFactory,
     StandardWebdatasetFactory,
 )
+from energon_stream.compat.dataset_config import get_dataset_from_config
+from energon_stream.compat.dataset_info import EnergonDatasetType, get_dataset_type
 from energon_stream.compat.epath import EPath
 from energon_stream.compat.foreign import describe_foreign
 from energon_stream.errors import MetadataError, UntrustedCodeError
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.samples import CaptioningSample, CrudeSample, Sample, TextSample
 from energon_stream.testing.datasets import captioning_dataset
 
@@ -227,3 +232,22 @@ def test_preparing_json_lines(tmp_path):
     path.write_text('{"a": 1}\n{"a": 2}\n')
     assert CrudeJsonlDatasetFactory.prepare_dataset(path) == 2
     assert [sample["json"]["a"] for sample in load(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["Parquet", "DefaultParquet"])
+def test_the_classes_of_other_formats(tmp_path, kind):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": [1, 2]}), path)
+    made = getattr(factories, f"{kind}DatasetFactory")(
+        path, worker_config=WorkerConfig(0, 1, 0), training=False
+    )
+    assert [sample["a"] for sample in made.build()] == [1, 2]
+    assert get_dataset_type(EPath(path)) is EnergonDatasetType.PARQUET
+    assert get_dataset_type(EPath(tmp_path / "b.bin")) is EnergonDatasetType.INVALID
+    prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0))
+    assert "DefaultParquetShardListDatasetFactory" in (tmp_path / ".nv-meta/dataset.yaml").read_text()
+    folder = get_dataset_from_config(
+        tmp_path, split_part="train", training=False, worker_config=WorkerConfig(0, 1, 0)
+    )
+    assert [sample["a"] for sample in folder.build()] == [1, 2]
+    assert type(folder).__name__ == "DefaultParquetShardListDatasetFactory"
