@@ -7,22 +7,13 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from energon_stream.arguments import check_whole
 from energon_stream.conventions import Conventions, checked, conventions
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.plugins import load_plugin
-
-
-class DataParallelGroup(Protocol):
-    """Anything with a rank and a size; ``torch.distributed.ProcessGroup`` is one."""
-
-    def rank(self) -> int:
-        """Rank of this process within the group."""
-
-    def size(self) -> int:
-        """Number of processes of the group."""
+from energon_stream.worker_fields import AssignableUntilHeld, DataParallelGroup, share_of
 
 
 class _Active:
@@ -118,11 +109,12 @@ def activated_pool() -> Any:
     return None
 
 
-@dataclass(frozen=True, eq=False)
-class WorkerConfig:
+@dataclass(eq=False)
+class WorkerConfig(AssignableUntilHeld):
     """The rank of this process, and its workers, streams and seed.
 
     Two configurations are equal if rank, world size, number of workers, number of streams and seed are.
+    Attributes cannot be assigned; with Megatron-Energon's conventions they can, until a dataset is made.
 
     Attributes:
         rank: Data-parallel rank; processes of one rank read the same batches.
@@ -142,6 +134,10 @@ class WorkerConfig:
         global_error_handler: Called as ``handler(error, sample, sources)`` for samples that fail. None logs
             the error and skips the sample.
         restore_error_handler: The same for samples that are restored. None raises the error.
+        dealt_to: Ranks by which samples are dealt to streams: stream ``s`` reads the share of
+            ``s % dealt_to * (num_streams // dealt_to) + s // dealt_to``. The default 1 means that of ``s``.
+            With Megatron-Energon's conventions and without ``num_streams``, the default is ``world_size``, so
+            that a worker reads the share of its :meth:`global_worker_id`. A state keeps it.
         sample_timeout: Seconds that decoding a sample, or a call of a hook, may take; None for no limit. A
             longer one is interrupted in Python code, and fails with ``SampleTimeoutError``.
 
@@ -166,12 +162,14 @@ class WorkerConfig:
     restore_error_handler: Callable[..., None] | None = None
     num_streams: int = field(default=0, kw_only=True)
     conventions: Conventions = field(default_factory=conventions, kw_only=True)
+    dealt_to: int = field(default=0, kw_only=True)
     sample_timeout: float | None = field(default=None, kw_only=True)
 
     active_worker_config: ClassVar[Any] = None
     """The configuration that hooks see while they run; None outside of hooks."""
 
     def __post_init__(self) -> None:
+        given = {"num_streams": self.num_streams, "dealt_to": self.dealt_to}
         for name, value in self.config().items():
             least = -math.inf if name == "seed_offset" else 0
             hint = "pass a number from 0 on, such as int(os.environ['RANK'])"
@@ -189,12 +187,21 @@ class WorkerConfig:
         if self.worker_debug_path is not None:
             load_plugin("debug_log").check_path(self.worker_debug_path)
         if self.num_streams == 0:
-            object.__setattr__(self, "num_streams", self.world_size * max(1, self.num_workers))
+            if self.dealt_to == 0 and self.conventions == "energon":
+                self.dealt_to = self.world_size
+            self.num_streams = self.world_size * max(1, self.num_workers)
         elif self.num_streams % self.world_size:
             raise ConfigError(
                 f"num_streams {self.num_streams} is not a multiple of world_size {self.world_size}",
                 hint="choose a multiple of every world size that you plan to use, for example 24",
             )
+        if self.dealt_to and self.num_streams % self.dealt_to:
+            raise ConfigError(
+                f"num_streams {self.num_streams} is not a multiple of dealt_to {self.dealt_to}",
+                hint="leave dealt_to out",
+            )
+        self.dealt_to = self.dealt_to if 0 < self.dealt_to < self.num_streams else 1
+        self._given = given
 
     @classmethod
     def default_worker_config(
@@ -247,12 +254,16 @@ class WorkerConfig:
         """Return the streams of a worker of this rank; without workers, all streams of the rank."""
         return list(self.streams)[worker :: max(1, self.num_workers)]
 
-    def stream_seed(self, stream: int) -> int:
-        """Return the seed of a stream: the last four bytes of SHA-1 over ``"<stream>,<seed_offset>"``.
+    def share(self, stream: int) -> int:
+        """Return the number of the share of all samples that a stream reads; see ``dealt_to``."""
+        return share_of(stream, self.num_streams, self.dealt_to)
 
-        The arithmetic is Megatron-Energon's ``worker_seed``, applied to the logical stream.
+    def stream_seed(self, stream: int) -> int:
+        """Return the seed of a stream: the last four bytes of SHA-1 over ``"<share>,<seed_offset>"``.
+
+        The arithmetic is Megatron-Energon's ``worker_seed``, applied to the share that the stream reads.
         """
-        digest = hashlib.sha1(f"{stream},{self.seed_offset}".encode()).digest()
+        digest = hashlib.sha1(f"{self.share(stream)},{self.seed_offset}".encode()).digest()
         return int.from_bytes(digest[-4:], "big")
 
     def worker_seed(self, override_local_worker_id: int | None = None) -> int:
@@ -261,21 +272,32 @@ class WorkerConfig:
         Args:
             override_local_worker_id: Number of a stream among those of this rank, to get that stream's seed.
         """
-        return self.stream_seed(self.global_worker_id(override_local_worker_id))
+        return self.stream_seed(self._stream(override_local_worker_id))
 
     def global_rank(self) -> int:
         """Return the data-parallel rank."""
         return self.rank
 
     def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
-        """Return the number of the current stream, among all streams of the job."""
-        if override_local_worker_id is not None:
-            return self.rank + override_local_worker_id * self.world_size
+        """Return the number of the current stream, among all streams of the job.
+
+        With Megatron-Energon's conventions, it is that of the worker: ``rank * num_workers + worker``.
+        """
+        stream = self._stream(override_local_worker_id)
+        if self.conventions == "own":
+            return stream
+        workers = max(1, self.num_workers)
+        return stream % self.world_size * workers + stream // self.world_size % workers
+
+    def _stream(self, of_rank: int | None = None) -> int:
+        """Return the stream with a number among those of this rank; None for the current one."""
+        if of_rank is not None:
+            return self.rank + of_rank * self.world_size
         return self.rank if _here.active is None else _here.active.stream
 
     def rank_worker_id(self) -> int:
         """Return the number of the current stream, among the streams of this rank."""
-        return self.global_worker_id() // self.world_size
+        return self._stream() // self.world_size
 
     @property
     def active_worker_sample_index(self) -> int:
@@ -301,8 +323,8 @@ class WorkerConfig:
 
         Args:
             sample_index: The counter.
-            override_global_rank: Number of the stream among all streams of the job, whose seeds hooks see;
-                default: the rank's first stream.
+            override_global_rank: The :meth:`global_worker_id` whose seeds hooks see; default: that of the
+                rank's first stream.
             cache_pool: Pool that hooks fetch auxiliary data with; None for one that keeps nothing.
 
         Raises:
@@ -322,12 +344,17 @@ class WorkerConfig:
             >>> cropped(3) == cropped(3)
             True
         """
+        if WorkerConfig.active_worker_config is None and isinstance(_here.active, _Activation):
+            _here.active = None  # the program has cleared what it left
         if _here.active is not None:
             raise WorkerError(
                 "a configuration is active in this thread",
                 hint="call worker_deactivate first; inside a hook, the loader's configuration is active",
             )
         stream = self.rank if override_global_rank is None else override_global_rank
+        if override_global_rank is not None and self.conventions == "energon":
+            rank, worker = divmod(override_global_rank, max(1, self.num_workers))
+            stream = rank + worker * self.world_size
         active = _Activation(self, stream, sample_index, sample_index)
         active.cache_pool = cache_pool
         active.__enter__()
@@ -356,7 +383,7 @@ class WorkerConfig:
         """
         if _here.active is None:
             raise WorkerError("no configuration is active", hint="call worker_activate first")
-        _Activation(self, self.global_worker_id(), sample_index, None).__enter__()
+        _Activation(self, self._stream(), sample_index, None).__enter__()
 
     def worker_pop_sample_index(self) -> int:
         """End the last :meth:`worker_push_sample_index`, and return its counter.

@@ -84,6 +84,8 @@ def _complete(run: str, options: dict[str, Any], given: set[str]) -> dict[str, A
         elif planned["samples"] != [0, leaf.samples]:
             record["subset"] = planned["samples"]
     record = {name: value for name, value in record.items() if name in options and name not in given}
+    if segment.dealt_to > 1 and "num_streams" in options:
+        record["dealt_to"] = segment.dealt_to
     options = {**options, **record, "path": path}
     if not given & (_OF_DATASET - _SAME_ORDER):
         training = {name: value for name, value in options.items() if name in _OF_DATASET}
@@ -124,7 +126,9 @@ def _check(run: str, data: DataDescription, segment: Segment, path: str, trainin
 
     if "pack_cost" in training:
         find_packing(training)
-    config = WorkerConfig(0, segment.world_size, 0, num_streams=segment.num_streams)
+    config = WorkerConfig(
+        0, segment.world_size, 0, num_streams=segment.num_streams, dealt_to=segment.dealt_to
+    )
     reader = open_reader_dataset(path, config, False, {**training, "batch_size": data.batch_size})
     reader.read_starts()
     packing = None if reader.packing is None else reader.packing.describe()

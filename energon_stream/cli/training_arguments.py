@@ -82,7 +82,8 @@ def find_config(rank: int, options: dict[str, Any]) -> WorkerConfig:
 
     world_size, workers = options.pop("world_size"), options.pop("num_workers")
     streams, seed = options.pop("num_streams"), options.pop("seed_offset")
-    return WorkerConfig(rank, world_size, workers, seed_offset=seed, num_streams=streams)
+    dealt_to = options.pop("dealt_to", 0)  # of a recorded run
+    return WorkerConfig(rank, world_size, workers, seed_offset=seed, num_streams=streams, dealt_to=dealt_to)
 
 
 def find_training(options: dict[str, Any], why: str = "steps are counted in samples") -> dict[str, Any]:

@@ -177,7 +177,7 @@ class RunRecorder:
         if self._log is not None:  # the loader was closed, and is iterated again
             return
         job = config.world_size, config.num_streams, config.seed_offset
-        segment = Segment(self._first, 0, *job, rotation.pass_length, _weights(changes))
+        segment = Segment(self._first, 0, *job, rotation.pass_length, _weights(changes), config.dealt_to)
         if config.rank == 0:
             try:
                 known = RunDescription.loads(bytes(store.get(FILE).data), f"{store.url}/{FILE}")

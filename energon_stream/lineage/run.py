@@ -28,6 +28,7 @@ from energon_stream.lineage.segments import RankLog, RunData, batches_with, refs
 from energon_stream.schedule import stream_shares
 from energon_stream.storage import StoreSpec
 from energon_stream.urls import is_local
+from energon_stream.worker_fields import share_of
 
 _KEPT = 256  # logs, and schedules of streams, that are kept
 _P = ParamSpec("_P")
@@ -274,7 +275,9 @@ class TrainingRun:
         return [
             stream
             for stream in range(segment.num_streams)
-            for plan, first, last in stream_shares(data.plan, segment.num_streams, stream)
+            for plan, first, last in stream_shares(
+                data.plan, segment.num_streams, share_of(stream, segment.num_streams, segment.dealt_to)
+            )
             if plan.leaf == leaf and max(first, places.start) < min(last, places.stop)
         ]
 

@@ -10,7 +10,8 @@
                                "content": kind and hash of what is known of the samples, or null}, ...],
                    "per_batch": references of a batch; 0 for batch_size, "packing": options or null}, ...],
      "segments": [{"step": first step, "dataset": number of its dataset, "world_size", "num_streams",
-                   "seed_offset", "pass_length", "weights": as in saved states}, ...],
+                   "seed_offset", "pass_length", "weights": as in saved states,
+                   "dealt_to": as of ``WorkerConfig``, if it is not 1}, ...],
      "changes": []}
 
 A segment begins with the run, and with each restore. Its ``weights`` are the ones that the program set last.
@@ -109,6 +110,7 @@ class Segment:
     seed_offset: int
     pass_length: int  # elements of a virtual epoch of all ranks; 0 for none
     weights: tuple[tuple[float, ...], ...] = ()  # that were set under way, as in saved states
+    dealt_to: int = 1  # as of ``WorkerConfig``
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,9 @@ class RunDescription:
     def dumps(self) -> bytes:
         """Return the content of ``run.json``."""
         fields = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        for segment in fields["segments"]:
+            if segment["dealt_to"] == 1:
+                del segment["dealt_to"]
         return json.dumps({**fields, "digest": _digest(fields)}, indent=1).encode()
 
     @classmethod
@@ -180,6 +185,8 @@ class RunDescription:
                     raise ValueError(f"it has {each.num_streams} streams")
                 if not 0 < each.world_size <= each.num_streams or each.num_streams % each.world_size:
                     raise ValueError(f"{each.num_streams} streams on {each.world_size} ranks")
+                if type(each.dealt_to) is not int or each.dealt_to < 1 or each.num_streams % each.dealt_to:
+                    raise ValueError(f"{each.num_streams} streams were dealt to {each.dealt_to!r:.20} ranks")
                 datasets[each.dataset]
             return cls(datasets, segments)
 

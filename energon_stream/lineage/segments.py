@@ -13,6 +13,7 @@ from energon_stream.lineage.log import EntryKind, LogFile, unpack_numbers, unpac
 from energon_stream.rng import derive_key
 from energon_stream.schedule import BlendPlan, Cursor, CursorCodec, Plan, Schedule, build_schedule, skip
 from energon_stream.state.mixture_weights import WEIGHTS, read_changes
+from energon_stream.worker_fields import share_of
 
 if TYPE_CHECKING:
     from energon_stream.index.dataset import DatasetIndex
@@ -41,11 +42,13 @@ class RunData:
     plan: Plan
 
     def schedule(self, segment: Segment, stream: int) -> Schedule:
-        key = derive_key(segment.seed_offset, stream, self.described.path, "source")
+        streams, dealt_to = segment.num_streams, segment.dealt_to
+        share = share_of(stream, streams, dealt_to)
+        key = derive_key(segment.seed_offset, share, self.described.path, "source")
         plan = self.plan
         if segment.weights and isinstance(plan, BlendPlan):
             plan = plan.with_changes(read_changes({WEIGHTS: segment.weights}))
-        return build_schedule(plan, num_streams=segment.num_streams, stream=stream, key=key)
+        return build_schedule(plan, num_streams=streams, stream=stream, key=key, dealt_to=dealt_to)
 
 
 @dataclass(frozen=True, slots=True)

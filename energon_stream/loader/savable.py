@@ -30,6 +30,7 @@ from energon_stream.state import (
 )
 from energon_stream.state.change import continue_state
 from energon_stream.state.description import Description, describe
+from energon_stream.state.rank import peek_dealt_to
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
@@ -95,6 +96,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         **options: Any,
     ) -> None:
         super().__init__(dataset, **options)
+        self._dealt_to = self._begun_dealt_to = dataset.worker_config.dealt_to
         self._recorder: RunRecorder | None = None
         if run is not None:
             self._recorder = RunRecorder(dataset, os.fspath(run), run_storage_options, self._bad)
@@ -106,6 +108,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         return describe(self.dataset)
 
     def _prepare(self) -> None:
+        self._begun_dealt_to = self.worker_config.dealt_to
         _ = self._description  # takes a while for large mixtures, and saving should not
         if self._recorder is not None:
             self._recorder.begin(self._position.rotation, self._position.states, self._position.changes)
@@ -129,6 +132,11 @@ class SavableDataLoader(BasicDataLoader[T]):
     def save_state_rank(self) -> dict[str, Any]:
         """Return the position of this rank after the last batch, in built-in types only."""
         position = self._position
+        if self._session is not None and self._begun_dealt_to != self.worker_config.dealt_to:
+            raise StateInUseError(
+                "another loader of the same dataset restored a state of streams that were dealt in another way",
+                hint="make a dataset and a WorkerConfig for each loader",
+            )
         states = _copied(position.states)
         steps = steps_of(self.dataset, position) if is_live(self.dataset) else None
         state = make_rank_state(
@@ -165,10 +173,27 @@ class SavableDataLoader(BasicDataLoader[T]):
             raise ConfigError(f"on_change is {chosen!r}", hint=f"use one of {', '.join(get_args(OnChange))}")
         self.restore_report = None
         if state is None:
+            self._deal(self._dealt_to)
             self._position, self._unlisted = LoaderPosition.start(self.dataset), 0
             if self._recorder is not None:
                 self._recorder.restore(None, {})
             return
+        before = self.worker_config.dealt_to
+        self._deal(peek_dealt_to(state))
+        try:
+            self._restore(state, chosen)
+        except BaseException:
+            self._deal(before)
+            raise
+
+    def _deal(self, dealt_to: int) -> None:
+        """Deal the samples to the streams as a state says that they were."""
+        below = [self.dataset]
+        for dataset in below:
+            below += dataset.inputs
+            vars(dataset.worker_config)["dealt_to"] = dealt_to
+
+    def _restore(self, state: dict[str, Any] | bytes, chosen: OnChange) -> None:
         report: ChangeReport | None = None
         self._description = describe(self.dataset, again=chosen == "continue")
         if chosen == "continue":

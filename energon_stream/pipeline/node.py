@@ -76,7 +76,7 @@ class Context:
 
     def key(self, name: str) -> int:
         """Return the key for a node's random draws; ``name`` says what they are for."""
-        return derive_key(self.config.seed_offset, self.stream, self.path, name)
+        return derive_key(self.config.seed_offset, self.config.share(self.stream), self.path, name)
 
 
 class Node(Protocol):

@@ -182,6 +182,7 @@ class ReaderDataset(SavableDataset[Any]):
         self.leaves: tuple[Leaf, ...] = tuple(leaves)
         self.plan = plan
         self.worker_config = worker_config
+        worker_config.hold()
         self.options: ReadOptions = options or ReadOptions()
         self.failure_tolerance = failure_tolerance
         self._resources: PerProcess[_Resources] = PerProcess(drop_inherited=True)
@@ -245,8 +246,10 @@ class ReaderDataset(SavableDataset[Any]):
             plan = plan.with_changes(changes)
         if batches is not None and isinstance(plan, BlendPlan):
             plan = replace(plan, weights=plan.weights_at(batches * config.num_streams + stream), changes=())
-        key = derive_key(config.seed_offset, stream, path, "source")
-        return build_schedule(plan, num_streams=config.num_streams, stream=stream, key=key)
+        key = derive_key(config.seed_offset, config.share(stream), path, "source")
+        return build_schedule(
+            plan, num_streams=config.num_streams, stream=stream, key=key, dealt_to=config.dealt_to
+        )
 
     def batches_of_changes(self, stream: int, changes: Sequence[WeightChange]) -> Iterator[int]:
         plan = self.plan
@@ -372,7 +375,8 @@ class ReaderDataset(SavableDataset[Any]):
 
     def _excluded(self, stream: int) -> int:
         count = 0
-        for plan, first, last in stream_shares(self.plan, self.worker_config.num_streams, stream):
+        config = self.worker_config
+        for plan, first, last in stream_shares(self.plan, config.num_streams, config.share(stream)):
             index = self.leaves[plan.leaf].index
             if index.selection is not None:  # it is not known which of them the view has
                 continue

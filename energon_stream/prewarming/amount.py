@@ -135,7 +135,9 @@ def amounts_of_streams(
         length = 0 if batches else math.ceil(amount.passes * _pass_length(dataset, 1, 0))
         return _amounts_of_packs(schedule.packs, streams, batches, length, ahead)
     passes, count = amount.passes, config.num_streams
-    found = batches or {each: math.ceil(passes * _pass_length(dataset, count, each)) for each in streams}
+    found = batches or {
+        each: math.ceil(passes * _pass_length(dataset, count, config.share(each))) for each in streams
+    }
     return {stream: StreamAmount(samples, samples + ahead) for stream, samples in found.items()}
 
 

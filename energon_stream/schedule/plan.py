@@ -16,6 +16,7 @@ from energon_stream.schedule.cost_draws import CostDraws, mean_parts
 from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
 from energon_stream.schedule.slices import SliceTable
 from energon_stream.schedule.weights import EvenDraws, WeightChange, changes_in_stream
+from energon_stream.worker_fields import share_of
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
@@ -174,9 +175,12 @@ def reached_shares(plan: Plan, num_streams: int) -> Iterator[tuple[BlendPlan, li
     yield from found
 
 
-def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Schedule:
-    """Make one stream's schedule. Each node draws from its own key, so equal datasets differ in order."""
-    shares = stream_shares(plan, num_streams, stream)
+def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int, dealt_to: int = 1) -> Schedule:
+    """Make one stream's schedule. Each node draws from its own key, so equal datasets differ in order.
+
+    ``dealt_to`` is that of ``WorkerConfig``.
+    """
+    shares = stream_shares(plan, num_streams, share_of(stream, num_streams, dealt_to))
 
     def build(node: Plan, path: str) -> Schedule:
         if isinstance(node, LeafPlan):
@@ -192,13 +196,13 @@ def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int) -> Sc
         if isinstance(node, ConcatPlan):
             return ConcatSchedule(children)
         changes = changes_in_stream(node.changes, num_streams, stream, node.per_batch)
-        even = _even_draws(node, num_streams, stream) if node.even else None
+        even = _even_draws(node, num_streams, stream, dealt_to) if node.even else None
         return BlendSchedule(children, node.weights, derive_key(key, path), changes, even)
 
     return build(plan, "")
 
 
-def _even_draws(plan: BlendPlan, num_streams: int, stream: int) -> EvenDraws | CostDraws:
+def _even_draws(plan: BlendPlan, num_streams: int, stream: int, dealt_to: int) -> EvenDraws | CostDraws:
     """Return the draws that a stream has together with all streams that have samples of the same sources."""
     streams: Sequence[int] = range(num_streams)
     weights = [WeightChange(0, plan.weights), *plan.changes]
@@ -206,6 +210,7 @@ def _even_draws(plan: BlendPlan, num_streams: int, stream: int) -> EvenDraws | C
         has = np.diff(np.array([bounds for _, bounds in _all_bounds(plan, num_streams)]), axis=1) > 0
         sizes = [len(list(leaves(child))) for child in plan.children]
         mine = np.array([part.any(axis=0) for part in np.split(has, np.cumsum(sizes)[:-1])])
+        mine = mine[:, [share_of(each, num_streams, dealt_to) for each in streams]]
         streams = np.flatnonzero((mine == mine[:, [stream]]).all(axis=0)).tolist()
         weights = [
             change._replace(weights=tuple(np.where(mine[:, stream], change.weights, 0.0).tolist()))

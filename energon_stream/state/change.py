@@ -367,12 +367,17 @@ def _changes(reader: _Reader, streams: Sequence[int]) -> Iterator[LeafChange]:
 
 def _dealt(reader: _Reader, streams: Sequence[int], earlier: Mapping[int, int]) -> set[int]:
     """Return the leaves of which some stream has another share; ``earlier`` are their numbers then."""
-    number = reader.dataset.worker_config.num_streams
+    config = reader.dataset.worker_config
     plans = reader.dataset.plan_of(reader.then), reader.dataset.plan
     found: set[int] = set()
     for stream in streams:
         before, now = (
-            {place: share for place, (_, *share) in enumerate(stream_shares(plan, number, stream))}
+            {
+                place: share
+                for place, (_, *share) in enumerate(
+                    stream_shares(plan, config.num_streams, config.share(stream))
+                )
+            }
             for plan in plans
         )
         found |= {at for at, was in earlier.items() if before[was] != now[at]}

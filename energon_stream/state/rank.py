@@ -19,7 +19,7 @@ from energon_stream.state.digest import not_plain, with_digest
 from energon_stream.state.identity import IDENTITIES, unchecked_names
 from energon_stream.state.mixture_weights import STEPS, WEIGHTS, read_changes, read_steps, write_changes
 from energon_stream.state.rotation import check_batches, read_rotation, write_rotation
-from energon_stream.state.versions import FORMAT, VERSION, migrate
+from energon_stream.state.versions import DEALT_VERSION, FORMAT, VERSION, migrate
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.stream_runner import Rotation
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+DEALT_TO = "dealt_to"
 _TOPOLOGY = ("world_size", "rank", "num_streams", "seed_offset")
 _MOST_STREAMS = 1 << 20
 _MOST_BITS = 128
@@ -90,13 +91,14 @@ def make_rank_state(
     return with_digest(
         {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION if config.dealt_to == 1 else DEALT_VERSION,
             "fingerprint": dict(description.prints),
             "options": description.options,
             "leaves": description.leaves,
             **({} if known is None else {IDENTITIES: [each.plain for each in known]}),
             "topology": _topology(config),
             **named,
+            **({} if config.dealt_to == 1 else {DEALT_TO: config.dealt_to}),
             **weights,
             **counted,
             "rotation": write_rotation(rotation),
@@ -128,6 +130,10 @@ def read_rank_state(state: Any, streams: Sequence[int] | None = None) -> dict[st
         check_batches(rotation, topology, {int(name): _batches(at, name) for name, at in saved.items()})
         if not isinstance(prints, dict) or not all(map(_is_hash, [*prints, *prints.values()])):
             raise damaged("its fingerprint has no hashes")
+        dealt_to = found.get(DEALT_TO, 1)
+        is_dealt = found["version"] == DEALT_VERSION
+        if not is_count(dealt_to) or (dealt_to > 1) != is_dealt or topology["num_streams"] % max(1, dealt_to):
+            raise damaged(f"streams that were dealt to {shown(dealt_to)} ranks")
         read_changes(found)
         read_steps(found)
     return with_digest({**found, "topology": topology, "rotation": write_rotation(rotation)})
@@ -164,6 +170,13 @@ def _batches(saved: Any, stream: str) -> int | None:
     if not isinstance(counts, (list, tuple)) or len(counts) not in (3, 4) or not all(map(is_count, counts)):
         raise damaged(f"{shown(counts)} samples that were read, and that failed", f"stream {stream}")
     return int(saved["batches"])
+
+
+def peek_dealt_to(state: Any) -> int:
+    """Return the ``dealt_to`` of a state that :func:`read_rank_state` has not checked; 1 if it has none."""
+    found = loads(bytes(state)) if isinstance(state, (bytes, bytearray)) else state
+    dealt_to = found.get(DEALT_TO, 1) if isinstance(found, Mapping) else 1
+    return dealt_to if is_count(dealt_to) else 1
 
 
 def world_sizes(num_streams: int) -> list[int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.errors import StateError, StateMismatchError
 from energon_stream.state.digest import with_digest
 from energon_stream.state.mixture_weights import read_changes
-from energon_stream.state.rank import read_rank_state, world_sizes
+from energon_stream.state.rank import DEALT_TO, read_rank_state, world_sizes
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _check_one_job(read: Sequence[Mapping[str, Any]], called: Sequence[str]) -> 
     first = read[0]
     for state, name in zip(read, called, strict=True):
         if {**state["topology"], "rank": 0} != {**first["topology"], "rank": 0} or (
-            state["fingerprint"] != first["fingerprint"]
+            state["fingerprint"] != first["fingerprint"] or state.get(DEALT_TO) != first.get(DEALT_TO)
         ):
             raise StateMismatchError(
                 "the states are of different jobs",

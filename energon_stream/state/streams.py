@@ -18,7 +18,7 @@ from energon_stream.pipeline.epochs import share_of_stream
 from energon_stream.schedule import damaged, reading, shown
 from energon_stream.state.digest import with_digest
 from energon_stream.state.mixture_weights import WEIGHTS, read_changes
-from energon_stream.state.rank import dumps, read_rank_state
+from energon_stream.state.rank import DEALT_TO, dumps, read_rank_state
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
 
 STREAMS_FORMAT = "energon_stream.streams"
@@ -56,6 +56,7 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
     topology = {**first["topology"], "rank": rank, "world_size": world_size}
     if topology["num_streams"] != num_streams or any(
         state["fingerprint"] != first["fingerprint"]
+        or state.get(DEALT_TO) != first.get(DEALT_TO)
         or state["topology"]["num_streams"] != num_streams
         or state["topology"]["seed_offset"] != topology["seed_offset"]
         for state in states
@@ -92,7 +93,8 @@ def ranks_of_streams(state_dict: Any) -> list[dict[str, Any]]:
         entry = _entry(data, stream)
         rank = ranks.setdefault(entry["topology"]["rank"], {**entry, "streams": {}})
         if any(
-            entry.get(name) != rank.get(name) for name in ("topology", "rotation", "fingerprint", WEIGHTS)
+            entry.get(name) != rank.get(name)
+            for name in ("topology", "rotation", "fingerprint", WEIGHTS, DEALT_TO)
         ):
             raise StateMismatchError(
                 f"stream {stream} was saved at another step, or in another job, than others of its rank",

@@ -9,6 +9,8 @@ A rank's state, version 4::
      "leaves": number of shards of each leaf, see :mod:`energon_stream.state.description`,
      "identities": what tells the leaves from others, see :mod:`energon_stream.state.identity`,
      "topology": {"world_size": R, "rank": r, "num_streams": S, "seed_offset": n},
+     "dealt_to": as of ``WorkerConfig``, if it is not 1; the version is 5 then, because earlier readers do not
+                 know it,
      "conventions": the conventions of WorkerConfig, if they differ from the library's own,
      "weights", "steps": weights that a program set, see :mod:`energon_stream.state.mixture_weights`,
      "rotation": whose turn it is, see :mod:`energon_stream.state.rotation`,
@@ -36,6 +38,8 @@ from energon_stream.state.digest import check_digest
 
 FORMAT = "energon_stream.rank"
 VERSION = 4
+DEALT_VERSION = 5
+"""Version of states with ``dealt_to``."""
 _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """By version, the function that converts a state of it to the next version."""
 
@@ -60,7 +64,7 @@ def migrate(state: Any) -> dict[str, Any]:
         )
     found: dict[str, Any] = dict(state)
     version = found.get("version")
-    known = (*_MIGRATIONS, VERSION)
+    known = (*_MIGRATIONS, VERSION, DEALT_VERSION)
     if type(version) is not int or version not in known:
         raise StateVersionError(
             f"the state has format version {shown(version)}; this library reads {', '.join(map(str, known))}",

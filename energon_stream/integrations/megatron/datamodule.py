@@ -11,10 +11,11 @@ from energon_stream.config import get_train_dataset
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.loader import SavableDataLoader, get_savable_loader
 from energon_stream.task import DefaultTaskEncoder, TaskEncoder
-from energon_stream.worker import DataParallelGroup, WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
     from energon_stream.pipeline import SavableDataset
+    from energon_stream.worker_fields import DataParallelGroup
 
 _log = logging.getLogger(__name__)
 
