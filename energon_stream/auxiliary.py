@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -41,6 +41,10 @@ from energon_stream.tar.format import TAR_RECORD, check_header, split_name
 _FIND = """
 SELECT sample_index, tar_file_id, content_byte_offset, content_byte_size
 FROM samples JOIN sample_parts USING (tar_file_id, sample_index) WHERE sample_key = ? AND part_name = ?
+"""
+_LIST = """
+SELECT part_name, content_byte_size, tar_file_id FROM samples JOIN sample_parts USING (tar_file_id, sample_index)
+WHERE sample_key = ? ORDER BY content_byte_offset
 """
 _FIND_MEDIA = "SELECT metadata_type, metadata_json FROM media_metadata WHERE entry_key = ?"
 _FIND_LAYOUT = "SELECT layout_json FROM media_layouts WHERE entry_key = ?"
@@ -169,6 +173,12 @@ class WebdatasetFileStore(FileStore[bytes]):
         if part.start < TAR_RECORD:
             raise opened.database.damaged(f"{key!r} is from byte {part.start} on")
         return shard, part, SourceInfo(self.get_path(), sample, shard.path, (key,))
+
+    def list_sample_parts(self, sample_key: str, slow_mode: bool = False) -> Iterator[tuple[str, int, int]]:
+        """Iterate over name, size and number of the tar of a sample's parts; ``slow_mode`` has no effect."""
+        return iter(
+            cast("list[tuple[str, int, int]]", _dataset(self.spec).database.rows(_LIST, (sample_key,)))
+        )
 
     def get_media_metadata(self, key: str) -> MediaMetadataBase:
         """Return the indexed size and format of an image, or length and format of video and audio."""

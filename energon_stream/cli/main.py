@@ -182,3 +182,11 @@ def energon(ctx: click.Context) -> None:
     ctx.call_on_close(partial(conventions.set_default, before))
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+def __getattr__(name: str) -> click.Command:
+    """Return a command by Megatron-Energon's name of it, such as ``info_command``, with its options."""
+    command = energon.get_command(click.Context(energon), name.removesuffix("_command").replace("_", "-"))
+    if command is None or not name.endswith("_command"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return command

@@ -167,9 +167,12 @@ class _AliasFinder(MetaPathFinder):
             return None
         address = fullname[len(ROOT) + 1 :]
         if address not in ADDRESSES:
+            module, _, name = address.rpartition(".")
+            if module in ADDRESSES and missing_reason(module, name) is not None:
+                find(module, name)  # raises an ImportError that says why
             return None
-        is_package = not address or bool(children(address))
-        return ModuleSpec(fullname, _AliasLoader(address), origin="energon_stream", is_package=is_package)
+        # As all modules are packages, ``from module import name`` asks here for a name that the module lacks.
+        return ModuleSpec(fullname, _AliasLoader(address), origin="energon_stream", is_package=True)
 
 
 class _AliasLoader(Loader):
@@ -193,7 +196,10 @@ def _fill(module: ModuleType, address: str) -> None:
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         if name in below and name not in names:
             return importlib.import_module(f"{ROOT}.{below[name]}")
-        found = find(address, name)
+        try:
+            found = find(address, name)
+        except MissingNameError as error:
+            raise AttributeError(str(error)) from None  # so that hasattr() answers
         setattr(module, name, found)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import update_wrapper
+from functools import update_wrapper, wraps
 from inspect import unwrap
 from types import FunctionType
 from typing import IO, TYPE_CHECKING, Any
@@ -165,15 +165,24 @@ def _class(document: Mapping[str, Any], where: str, trust: bool | None) -> Any:
 
 
 def _demanding(function: Any, *names: str) -> Any:
-    """Return the same function without the defaults of some parameters: programs inspect the signature."""
+    """Return a function without the defaults of some parameters, which programs inspect."""
     made: Any = update_wrapper(FunctionType(function.__code__, function.__globals__), function)
     del made.__wrapped__
     made.__module__ = __name__  # by which it is pickled
     made.__kwdefaults__ = {
         name: value for name, value in function.__kwdefaults__.items() if name not in names
     }
-    return names_checked(*SharedOptions.__optional_keys__)(made)
+
+    @wraps(made)
+    def call(*args: Any, **options: Any) -> Any:
+        if "part_filter" in options:
+            options["parts"] = options.pop("part_filter")
+        return made(*args, **options)
+
+    return names_checked(*SharedOptions.__optional_keys__, "part_filter")(call)
 
 
 _ORDER = ("shuffle_buffer_size", "max_samples_per_sequence")
-get_train_dataset = _demanding(unwrap(config.get_train_dataset), *_ORDER)
+get_train_dataset = _demanding(unwrap(config.get_train_dataset), "worker_config", *_ORDER)
+get_val_dataset = _demanding(unwrap(config.get_val_dataset), "worker_config")
+get_val_datasets = _demanding(unwrap(config.get_val_datasets), "worker_config")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG, check_names, check_whole
 from energon_stream.cache import CacheConfig, CacheLayer
-from energon_stream.config.fields import parse_parts
+from energon_stream.config.fields import Parts, parse_parts
 from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.opening import DatasetLocation, PathOption
 from energon_stream.config.sample_types import CRUDE, DeclaredSamples, SampleType, declare
@@ -62,7 +62,7 @@ class OpeningOptions(DecodingOptions, total=False):
     weight_by: str | None
     subflavors: Mapping[str, Any] | None
     tags: Mapping[str, Any] | None
-    parts: Sequence[str] | None
+    parts: Sequence[str] | Callable[[str], bool] | None
     field_map: Mapping[str, str] | None
     split_config: str
     dataset_config: str
@@ -102,8 +102,8 @@ class SharedOptions(OpeningOptions, total=False):
         weight_by: Column of weights: a sample of twice the weight occurs twice as often in a pass.
         subflavors: Labels that are put on each sample; they override those of the metadata.
         tags: Newer name of ``subflavors``; only one of the two may be given.
-        parts: Parts of the samples to use, such as ``["json", "txt"]``. Other parts are not read where that
-            saves bytes. Default: all parts that ``dataset.yaml`` names.
+        parts: Parts of the samples to use, such as ``["json", "txt"]``, or a function of a name. Other parts
+            are not read where that saves bytes. Default: all parts that ``dataset.yaml`` names.
         sample_type: Type of the samples of a dataset without ``dataset.yaml``: a class derived from
             ``Sample``, the name of one of the library's, or ``CrudeSample`` for parts by name, which cookers
             take. It is required for a folder that is not prepared; tars that the path names are crude by
@@ -166,7 +166,7 @@ class DatasetRequest:
     encoder: TaskEncoder[Any, Any, Any, Any]
     decoder: FileStoreDecoder | None  # decodes parts; None leaves bytes
     trust_dataset_code: bool | None  # None asks the environment
-    parts: frozenset[str] | None  # parts that are used; None for all
+    parts: Parts | None  # parts that are used; None for all
     cookers: Sequence[Cooker[Any]]  # they get the crude samples, and limit which parts are read
     limits: ReadOptions
     batch_size: int | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 from energon_stream.errors import ConfigError, FieldError, MetadataError
 from energon_stream.read.part_ranges import find_part
@@ -16,6 +16,8 @@ from energon_stream.read.part_ranges import find_part
 _ACCESS = re.compile(r"\s*([^\[\],\s]+)((?:\[[^\[\]]+\])*)\s*")
 _COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
 _MISSING = object()
+Parts: TypeAlias = frozenset[str] | Callable[[str], bool]
+"""Names of parts, or a function of a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,12 @@ def _parse(field: str, text: Any, where: str) -> tuple[Access, ...]:
     return tuple(Access(match[1], tuple(re.findall(r"\[([^\[\]]+)\]", match[2]))) for match in matches)
 
 
-def parse_parts(value: Any, where: str) -> frozenset[str] | None:
+def parse_parts(value: Any, where: str) -> Parts | None:
     """Parse a list of part names such as ``[json, txt]``; None means all. Raises ConfigError otherwise."""
     if value is None:
         return None
+    if callable(value):
+        return cast("Parts", value)
     if isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(part, str) for part in value):
         return frozenset(value)
     raise ConfigError(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from energon_stream.arguments import MAX_SAMPLES_PER_SEQUENCE, SHUFFLE_BUFFER_SIZE, names_checked
+from energon_stream.arguments import (
+    MAX_SAMPLES_PER_SEQUENCE,
+    SHUFFLE_BUFFER_SIZE,
+    names_checked,
+)
 from energon_stream.config.dataset_options import (
     DatasetOptions,
     DatasetRequest,
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from energon_stream.config.sample_types import SampleType
     from energon_stream.pipeline.packing import BufferSize
     from energon_stream.samples import Sample
+    from energon_stream.task import LoadedDataset, TaskEncoder
     from energon_stream.worker import WorkerConfig
 
     S = TypeVar("S", bound=Sample)

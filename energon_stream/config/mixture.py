@@ -41,6 +41,19 @@ class LeafDataset(ReaderDataset):
         plan = self.plan.child if isinstance(self.plan, RepeatPlan) else self.plan
         return ReaderDataset(self.leaves, plan, worker_config=self.worker_config, options=self.options)
 
+    def repeated(self, repetitions: float) -> tuple[LeafDataset, float]:
+        """Return a dataset with so many passes, and the number of their samples."""
+        plan = self.plan
+        if not isinstance(plan, LeafPlan):
+            raise ConfigError("the dataset repeats already", hint="give a weight and no repetitions")
+        made = LeafDataset(
+            self.leaves,
+            _repeated(plan, repetitions),
+            worker_config=self.worker_config,
+            options=self.options,
+        )
+        return made, _samples_of(plan, repetitions)
+
     @property
     def subflavors(self) -> dict[str, Any]:
         return self.leaves[0].subflavors or {}
@@ -152,7 +165,8 @@ class Mixture:
 
     def train_datasets(self, repeat: bool = True) -> list[LoadedDataset]:
         """Return the datasets one by one, for task encoders that blend them. Datasets with weights repeat.
-        Those with repetitions end after them, and weigh as many samples.
+        Those with repetitions end after them, and weigh as many samples. With Megatron-Energon's conventions
+        they have one pass and no weight, and the task encoder repeats them.
 
         Raises ConfigError if weights change or are 0, or draws are even, which is impossible then.
         """
@@ -169,6 +183,11 @@ class Mixture:
                 "datasets, and here each is read on its own",
                 hint=hint,
             )
+        if self.config.conventions == "energon" and self.items[0].repetitions is not None:
+            return [
+                replace(self._single(number, 1), weight=None, repetitions=_whole(item.repetitions))
+                for number, item in enumerate(self.items)
+            ]
         return [
             self._single(number, item.repetitions if item.repetitions is not None else None if repeat else 1)
             for number, item in enumerate(self.items)
@@ -189,9 +208,7 @@ class Mixture:
 
     def _samples(self, number: int) -> float:
         """Return the number of samples that a dataset contributes to one epoch."""
-        plan = self.plans[number]
-        copies = max(1, plan.order.shuffle_over_epochs or 1)
-        return plan.num_samples * copies * (self.items[number].repetitions or 1.0)
+        return _samples_of(self.plans[number], self.items[number].repetitions or 1.0)
 
     def _dataset(self, plan: Plan) -> ReaderDataset:
         return ReaderDataset(
@@ -200,6 +217,14 @@ class Mixture:
 
     def _loaded(self, dataset: ReaderDataset) -> LoadedDataset:
         return LoadedDataset(dataset, subflavors=self.leaves[0].subflavors if len(self.leaves) == 1 else None)
+
+
+def _samples_of(plan: LeafPlan, repetitions: float) -> float:
+    return plan.num_samples * max(1, plan.order.shuffle_over_epochs or 1) * repetitions
+
+
+def _whole(number: float | None) -> float | None:
+    return int(number) if number is not None and number == int(number) else number
 
 
 def _repeated(plan: Plan, repeats: float | None) -> Plan:

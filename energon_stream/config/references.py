@@ -13,6 +13,7 @@ from energon_stream.config.weight_schedule import Schedule, weight_at
 from energon_stream.errors import LimitError, MetadataError
 
 if TYPE_CHECKING:
+    from energon_stream.config.fields import Parts
     from energon_stream.config.sample_types import DeclaredSamples
     from energon_stream.config.view import View
     from energon_stream.index.join_index import NonMatch
@@ -52,7 +53,7 @@ class LeafRef(_Inheriting):
     split_config: str = SPLIT_CONFIG
     dataset_config: str = DATASET_CONFIG
     aux: Mapping[str, AuxRef] = field(default_factory=dict)
-    parts: frozenset[str] | None = None  # parts that are used; None for all
+    parts: Parts | None = None  # parts that are used; None for all
     declared: DeclaredSamples | None = None  # for datasets without ``dataset.yaml``
     view: View | None = None  # the subset is one of its samples
 

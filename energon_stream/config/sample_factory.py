@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from energon_stream.arrays import as_bytes
-from energon_stream.config.fields import FieldAccess, parts_of
+from energon_stream.config.fields import FieldAccess, Parts, parts_of
 from energon_stream.errors import (
     ConfigError,
     EnergonStreamError,
@@ -36,7 +36,7 @@ class SampleFactory:
     sample_type: type[Sample] | None = None  # None for crude samples
     fields: tuple[FieldAccess, ...] = ()  # empty for crude samples, and if ``loader`` makes the fields
     loader: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None  # of decoded parts
-    part_filter: frozenset[str] | Callable[[str], bool] | None = None  # parts that are used; None for all
+    part_filter: Parts | None = None  # parts that are used; None for all
     declared: bool = False  # True if the user named the parts that are used
     on_demand: bool = False  # True if parts of crude samples are decoded where someone looks at them
     custom: CustomBuild | None = None  # makes the samples, and may look at all parts; None for this factory
@@ -54,14 +54,18 @@ class SampleFactory:
     def is_crude(self) -> bool:
         return self.sample_type is None
 
-    def within(self, parts: frozenset[str], where: str) -> SampleFactory:
+    def within(self, parts: Parts, where: str) -> SampleFactory:
         """Return a factory that uses only these parts. Raises ConfigError if a field comes from others."""
         if self.fields:
+            if not isinstance(parts, frozenset):
+                parts = frozenset(filter(parts, parts_of(self.fields)))
             fields = tuple(access.within(parts, where) for access in self.fields)
             return replace(self, fields=fields, declared=True)
         known = self.part_filter
-        if known is None or isinstance(known, frozenset):
-            return replace(self, part_filter=parts if known is None else known & parts)
+        if known is None:
+            return replace(self, part_filter=parts)
+        if isinstance(known, frozenset) and isinstance(parts, frozenset):
+            return replace(self, part_filter=known & parts)
         return replace(self, part_filter=partial(_pass_both, parts, known))
 
     def build(
@@ -157,8 +161,8 @@ class SampleFactory:
         return crude
 
 
-def _pass_both(parts: frozenset[str], part_filter: Callable[[str], bool], part: str) -> bool:
-    return part in parts and part_filter(part)
+def _pass_both(first: Parts, second: Parts, part: str) -> bool:
+    return all(part in each if isinstance(each, frozenset) else each(part) for each in (first, second))
 
 
 def _decode_part(decoder: FileStoreDecoder, key: str, source: SourceInfo, part: str, data: bytes) -> Any:

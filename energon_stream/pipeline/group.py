@@ -101,7 +101,7 @@ class GroupBatchDataset(BatchMaker[T_co]):
 
     Args:
         dataset: The inner dataset.
-        fixed_batch_size: The batch size where ``sample_group_key`` returns None for it; else None.
+        fixed_batch_size: The batch size where ``sample_group_key`` returns None for it.
         sample_group_key: Returns an element's group as ``(key, batch size or None)``.
         batcher: Makes a batch of a list of elements.
         batcher_stateless: True if the batcher's result depends on its argument (and the seeds) only.
@@ -145,14 +145,15 @@ class GroupBatchDataset(BatchMaker[T_co]):
         self.batch_size = fixed_batch_size
 
     def group_of(self, value: Any) -> tuple[Hashable, int]:
-        """Return an element's group and its size. Raises ConfigError if that is given twice or not at all."""
+        """Return an element's group and its size. Raises ConfigError if there is no size."""
         key, size = self.criterion(value)
-        if (size is None) == (self.batch_size is None):
+        size = self.batch_size if size is None else size
+        if type(size) is not int or size < 1:
             raise ConfigError(
-                "the batch size of a group is given twice" if size else "a group has no batch size",
-                hint="give batch_size, or return it from the group criterion, but not both",
+                "a group has no batch size" if size is None else f"the batch size of a group is {size!r:.80}",
+                hint="give batch_size, or return it from the group criterion: a number from 1 on",
             )
-        return key, size or self.batch_size or 0
+        return key, size
 
     def len_stream(self, stream: int) -> int | None:
         """Estimate the batches of one pass, as if all elements were of one group."""

@@ -34,9 +34,10 @@ from energon_stream.task.loaded_dataset import (
     call_with_accepted,
     group_members,
 )
+from energon_stream.task.mapped_hooks import map_hook, mapped, tolerance_of
 from energon_stream.task.packers import LengthPacker
 from energon_stream.task.size_metric import SAMPLES, blend_by
-from energon_stream.task.stateless import get_failure_tolerance, get_stateless
+from energon_stream.task.stateless import get_stateless
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.packing import BufferSize
@@ -118,6 +119,13 @@ class PipelineBuilder:
         if virtual_epoch_length:
             dataset = EpochizeDataset(dataset, virtual_epoch_length, worker_config=worker_config)
         return dataset
+
+    def _load_dataset(
+        self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
+    ) -> SavableDataset[Any]:
+        """Return one pass over a dataset, cooked, as copies of ``build_train_datasets`` of 7.4.1 ask for."""
+        build: Callable[[int], SavableDataset[Any]] = getattr(dataset.dataset, "build")  # noqa: B009 # of leaves
+        return _cooked(self, dataset, worker_config, build(worker_rotation_offset))
 
     def build_val_datasets(
         self,
@@ -202,7 +210,7 @@ class PipelineBuilder:
             dataset,
             cook,
             stateless_map_fn=pure,
-            failure_tolerance=_tolerance(self, hook),
+            failure_tolerance=tolerance_of(self, hook),
             ahead=ahead,
             worker_config=worker_config,
         )
@@ -234,7 +242,7 @@ class PipelineBuilder:
                 f"encode_sample cannot be combined with {' and '.join(halves)}",
                 hint="override encode_sample alone, or preencode_sample and postencode_sample",
             )
-        return _map_hook(self, dataset, "preencode_sample" if halves else "encode_sample", worker_config)
+        return map_hook(self, dataset, "preencode_sample" if halves else "encode_sample", worker_config)
 
     def build_batch(
         self,
@@ -273,14 +281,14 @@ class PipelineBuilder:
                 batcher,
                 batcher_stateless=get_stateless(batcher),
                 drop_last=batch_drop_last,
-                failure_tolerance=_tolerance(self, batcher),
+                failure_tolerance=tolerance_of(self, batcher),
                 worker_config=worker_config,
             )
         elif batch_size is None:
             return dataset
         else:
             dataset = _batched(self, dataset, batch_size, batch_drop_last, worker_config)
-        return _map_hook(self, dataset, "encode_batch", worker_config)
+        return map_hook(self, dataset, "encode_batch", worker_config)
 
 
 def _built(
@@ -298,6 +306,7 @@ def _built(
     """
     if not datasets:
         raise ConfigError("there is no dataset", hint="pass one dataset or more in datasets=")
+    datasets = [each.with_passes() for each in datasets]
     pairs = [(_cooked(encoder, each, config), each.weight) for each in datasets]
 
     def joined(pairs: Sequence[tuple[Any, Any]], is_whole: bool) -> SavableDataset[Any]:
@@ -325,11 +334,17 @@ def _built(
     return encoder._build_batches(joined(packed, True), worker_config=config, **batching)
 
 
-def _cooked(encoder: PipelineBuilder, loaded: LoadedDataset, config: WorkerConfig) -> SavableDataset[Any]:
+def _cooked(
+    encoder: PipelineBuilder,
+    loaded: LoadedDataset,
+    config: WorkerConfig,
+    built: SavableDataset[Any] | None = None,
+) -> SavableDataset[Any]:
+    dataset = loaded.dataset if built is None else built
     if not encoder._hook_overridden("build_cook_crude_sample"):
-        return encoder.build_cook_crude_sample(loaded.dataset, worker_config=config)
+        return encoder.build_cook_crude_sample(dataset, worker_config=config)
     made: SavableDataset[Any] = call_with_accepted(
-        partial(encoder.build_cook_crude_sample, loaded.dataset),
+        partial(encoder.build_cook_crude_sample, dataset),
         worker_config=config,
         subflavors=loaded.subflavors or {},
         get_primary_aux=getattr(loaded.dataset, "as_file_store", None),
@@ -341,7 +356,7 @@ def _cooked(encoder: PipelineBuilder, loaded: LoadedDataset, config: WorkerConfi
 def processed(encoder: PipelineBuilder, loaded: LoadedDataset, config: WorkerConfig) -> SavableDataset[Any]:
     """Return a dataset of cooked and encoded samples, without packs and batches."""
     encoded = encoder.build_encode_sample(_cooked(encoder, loaded, config), worker_config=config)
-    dataset = _map_hook(encoder, encoded, "postencode_sample", config)
+    dataset = map_hook(encoder, encoded, "postencode_sample", config)
     dataset.training = False
     return dataset
 
@@ -355,19 +370,19 @@ def _packed(
     """Add packing from a buffer of a size; for None, that of planned packs, or ``postencode_sample``."""
     planned = any(reader.packing is not None for _, reader in find_readers(dataset))
     if size is None and not planned:
-        return _map_hook(encoder, dataset, "postencode_sample", config)
+        return map_hook(encoder, dataset, "postencode_sample", config)
     select = "select_next_pack" if size == "stream" else "select_samples_to_pack"
     names = (select, "pack_selected_samples", "postencode_sample")
     selector, packer, post = (encoder._hook_function(name) for name in names)
     shared: dict[str, Any] = {
         "sample_encoder": None if encoder._hook_does_nothing("postencode_sample") else post,
-        "final_packer_failure_tolerance": _tolerance(encoder, packer),
-        "sample_encoder_failure_tolerance": _tolerance(encoder, post),
+        "final_packer_failure_tolerance": tolerance_of(encoder, packer),
+        "sample_encoder_failure_tolerance": tolerance_of(encoder, post),
         "worker_config": config,
     }
     if planned or size is None:
         return PlannedPackingDataset(dataset, packer, **shared)
-    tolerance = _tolerance(encoder, selector)
+    tolerance = tolerance_of(encoder, selector)
     ready = None if encoder._hook_overridden(select) else encoder.packer
     for name, is_said in ((select, ready), ("pack_selected_samples", False)):
         if not (encoder._hook_overridden(name) or isinstance(is_said, LengthPacker)):
@@ -394,34 +409,7 @@ def _batched(
         list if many else batcher,
         batcher_stateless=many or get_stateless(batcher),
         drop_last=drop_last,
-        failure_tolerance=_tolerance(encoder, batcher),
+        failure_tolerance=tolerance_of(encoder, batcher),
         worker_config=config,
     )
-    return _mapped(encoder, batched, batcher, config) if many else batched
-
-
-def _map_hook(
-    encoder: PipelineBuilder, dataset: SavableDataset[Any], name: str, config: WorkerConfig | None
-) -> SavableDataset[Any]:
-    if encoder._hook_does_nothing(name):
-        return dataset
-    return _mapped(encoder, dataset, encoder._hook_function(name), config)
-
-
-def _mapped(
-    encoder: PipelineBuilder,
-    dataset: SavableDataset[Any],
-    function: Callable[[Any], Any],
-    config: WorkerConfig | None,
-) -> SavableDataset[Any]:
-    return MapDataset(
-        dataset,
-        function,
-        stateless_map_fn=get_stateless(function),
-        failure_tolerance=_tolerance(encoder, function),
-        worker_config=config,
-    )
-
-
-def _tolerance(encoder: PipelineBuilder, function: Callable[..., Any]) -> int:
-    return get_failure_tolerance(function, encoder.__default_failure_tolerance__)
+    return mapped(encoder, batched, batcher, config) if many else batched

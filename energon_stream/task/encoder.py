@@ -127,7 +127,7 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         """Return the key of a sample; an override makes batches of samples with equal keys.
 
         Returns:
-            The key, and the batch size for it, which is None if ``batch_size`` is given.
+            The key, and the batch size for it; None for ``batch_size``.
         """
         return None, None
 

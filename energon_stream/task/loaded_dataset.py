@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
+from energon_stream.pipeline import RepeatDataset
 
 if TYPE_CHECKING:
     from energon_stream.media import FileStore
@@ -50,6 +51,17 @@ class LoadedDataset:
 
     def __len__(self) -> int:
         return 2
+
+    def with_passes(self) -> LoadedDataset:
+        """Return a dataset of repetitions without a weight with so many passes; it weighs their samples."""
+        if self.weight is not None or self.repetitions is None:
+            return self
+        repeated = getattr(self.dataset, "repeated", None)
+        if repeated is None:
+            dataset: SavableDataset[Any] = RepeatDataset(self.dataset, repeats=self.repetitions)
+            return replace(self, dataset=dataset, weight=self.repetitions * len(self.dataset))
+        dataset, weight = repeated(self.repetitions)
+        return replace(self, dataset=dataset, weight=weight)
 
     def __getitem__(self, position: int) -> Any:
         return (self.dataset, self.weight)[position]

@@ -56,9 +56,11 @@ def test_every_name_is_there_or_says_why_not(fact):
         else:
             assert name not in module.__all__
             assert reason is not None or home(address, name) is None
-            with pytest.raises(ImportError, match="is not offered here") as raised:
+            with pytest.raises(AttributeError, match="is not offered here"):
                 getattr(module, name)
-            assert isinstance(raised.value, MissingNameError)
+            assert not hasattr(module, name)
+            with pytest.raises(MissingNameError, match="is not offered here") as raised:
+                exec(f"from {full(address)} import {name}")
             assert raised.value.hint == reason
     for name in fact["imported"]:
         if home("", name) is not None:
@@ -166,10 +168,11 @@ def test_the_order_must_be_given_under_the_alias(address):
     function = importlib.import_module(f"megatron.energon.{address}".rstrip(".")).get_train_dataset
     parameters = inspect.signature(function).parameters
     demanded = {name for name, each in parameters.items() if each.default is each.empty} - {"options"}
-    assert demanded == {"path", "batch_size", "shuffle_buffer_size", "max_samples_per_sequence"}
+    order = {"shuffle_buffer_size", "max_samples_per_sequence"}
+    assert demanded == {"path", "batch_size", "worker_config", *order}
     assert inspect.signature(get_train_dataset).parameters.keys() == parameters.keys()
     with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'max_samples_per_seq"):
-        function("nowhere", batch_size=4, shuffle_buffer_size=None)
+        function("nowhere", batch_size=4, shuffle_buffer_size=None, worker_config=None)
     with pytest.raises(UnknownArgumentError, match="'max_samples_per_sequence'"):
         function("nowhere", batch_size=4, shuffle_buffer_size=None, max_samples_per_sequenc=None)
     assert pickle.loads(pickle.dumps(function)) is function

@@ -1,10 +1,10 @@
 """The public behaviour of Megatron-Energon 7.4.1, and of this library under the alias: one program, the same
 results.
 
-``behaviours.json`` and its siblings have the results of 7.4.1: ``_more`` of the rest of the API, ``_av`` of
-video and audio, ``_own`` of datasets that programs write themselves. Where ``make interop`` has installed it,
-the file is checked as well. To add a case, add it to ``behaviours_more.py``, run that with 7.4.1, and copy
-its result to the file.
+``behaviours.json`` and its siblings have the results of 7.4.1: ``_more`` of the rest of the API, ``_clients``
+of what programs that reach into the loader rely on, ``_own`` of datasets that programs write themselves, and
+``_av`` of video and audio. Where ``make interop`` has installed it, the file is checked as well. To add a
+case, add it to ``behaviours_more.py``, run it with 7.4.1, and copy its result to the file.
 """
 
 import functools
@@ -20,7 +20,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ENERGON = Path(os.environ.get("ENERGON_STREAM_INTEROP_PYTHON", ROOT / ".venv-energon" / "bin" / "python"))
-PROGRAMS = ("behaviours", "behaviours_more", "behaviours_av", "behaviours_own")
+PROGRAMS = ("behaviours", "behaviours_more", "behaviours_clients", "behaviours_av", "behaviours_own")
 EXPECTED = {program: json.loads((HERE / f"{program}.json").read_text()) for program in PROGRAMS}
 ENVIRONMENT = {
     **os.environ,

@@ -228,8 +228,14 @@ def test_a_group_criterion_that_fails_costs_that_sample_only():
         return 0, None
 
     assert list(GroupBatchDataset(numbers(6), 2, criterion, list)) == [[0, 1], [2, 4], [5]]
-    with pytest.raises(ConfigError, match="given twice"):
-        list(GroupBatchDataset(numbers(6), 2, lambda x: (0, 2), list))
+    assert list(GroupBatchDataset(numbers(6), 2, lambda x: (x % 2, 3 if x % 2 else None), list)) == [
+        [0, 2],
+        [1, 3, 5],
+        [4],
+    ]
+    for size, batch_size in ((0, 2), (-1, 2), ("2", 2), (2.0, None), (None, None)):
+        with pytest.raises(ConfigError, match="batch size"):
+            list(GroupBatchDataset(numbers(6), batch_size, lambda x, size=size: (0, size), list))
 
 
 def test_streams_take_turns_and_an_ended_one_is_left_out():
