@@ -13,7 +13,7 @@ from energon_stream.arguments import check_whole
 from energon_stream.conventions import Conventions, checked, conventions
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.plugins import load_plugin
-from energon_stream.worker_fields import AssignableUntilHeld, DataParallelGroup, share_of
+from energon_stream.worker_fields import AssignableUntilHeld, DataParallelGroup, checked_dealing, share_of
 
 
 class _Active:
@@ -134,10 +134,9 @@ class WorkerConfig(AssignableUntilHeld):
         global_error_handler: Called as ``handler(error, sample, sources)`` for samples that fail. None logs
             the error and skips the sample.
         restore_error_handler: The same for samples that are restored. None raises the error.
-        dealt_to: Ranks by which samples are dealt to streams: stream ``s`` reads the share of
-            ``s % dealt_to * (num_streams // dealt_to) + s // dealt_to``. The default 1 means that of ``s``.
-            With Megatron-Energon's conventions and without ``num_streams``, the default is ``world_size``, so
-            that a worker reads the share of its :meth:`global_worker_id`. A state keeps it.
+        dealt_to: Ranks by which samples are dealt: stream ``s`` reads share ``s % dealt_to * (num_streams //
+            dealt_to) + s // dealt_to``. Default: 1; by Megatron-Energon's conventions, without ``num_streams``,
+            ``world_size``: a worker reads the share of its :meth:`global_worker_id`. A state keeps it.
         sample_timeout: Seconds that decoding a sample, or a call of a hook, may take; None for no limit. A
             longer one is interrupted in Python code, and fails with ``SampleTimeoutError``.
 
@@ -195,12 +194,7 @@ class WorkerConfig(AssignableUntilHeld):
                 f"num_streams {self.num_streams} is not a multiple of world_size {self.world_size}",
                 hint="choose a multiple of every world size that you plan to use, for example 24",
             )
-        if self.dealt_to and self.num_streams % self.dealt_to:
-            raise ConfigError(
-                f"num_streams {self.num_streams} is not a multiple of dealt_to {self.dealt_to}",
-                hint="leave dealt_to out",
-            )
-        self.dealt_to = self.dealt_to if 0 < self.dealt_to < self.num_streams else 1
+        self.dealt_to = checked_dealing(self.dealt_to, self.num_streams)
         self._given = given
 
     @classmethod
@@ -279,10 +273,7 @@ class WorkerConfig(AssignableUntilHeld):
         return self.rank
 
     def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
-        """Return the number of the current stream, among all streams of the job.
-
-        With Megatron-Energon's conventions, it is that of the worker: ``rank * num_workers + worker``.
-        """
+        """Return the current stream's number in the job; in 7.4.1's way, ``rank * num_workers + worker``."""
         stream = self._stream(override_local_worker_id)
         if self.conventions == "own":
             return stream

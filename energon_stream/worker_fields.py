@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError, replace
 from typing import Any, Protocol
 
-from energon_stream.errors import WorkerError
+from energon_stream.errors import ConfigError, WorkerError
 
 
 class DataParallelGroup(Protocol):
@@ -21,6 +21,15 @@ class DataParallelGroup(Protocol):
 def share_of(stream: int, num_streams: int, dealt_to: int) -> int:
     """Return the number of the share of all samples that a stream reads; see ``WorkerConfig.dealt_to``."""
     return stream % dealt_to * (num_streams // dealt_to) + stream // dealt_to
+
+
+def checked_dealing(dealt_to: int, num_streams: int) -> int:
+    """Return ``dealt_to``, where 0 means 1. Raises ConfigError if it does not divide the streams."""
+    if dealt_to and num_streams % dealt_to:
+        raise ConfigError(
+            f"num_streams {num_streams} is not a multiple of dealt_to {dealt_to}", hint="leave dealt_to out"
+        )
+    return dealt_to if 0 < dealt_to < num_streams else 1
 
 
 class AssignableUntilHeld:

@@ -9,12 +9,11 @@ from energon_stream.pipeline import MapDataset, SavableDataset
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
 
 if TYPE_CHECKING:
-    from energon_stream.task.build import PipelineBuilder
     from energon_stream.worker import WorkerConfig
 
 
 def map_hook(
-    encoder: PipelineBuilder, dataset: SavableDataset[Any], name: str, config: WorkerConfig | None
+    encoder: Any, dataset: SavableDataset[Any], name: str, config: WorkerConfig | None
 ) -> SavableDataset[Any]:
     """Apply a hook to each element, unless it does nothing."""
     if encoder._hook_does_nothing(name):
@@ -23,7 +22,7 @@ def map_hook(
 
 
 def mapped(
-    encoder: PipelineBuilder,
+    encoder: Any,
     dataset: SavableDataset[Any],
     function: Callable[[Any], Any],
     config: WorkerConfig | None,
@@ -38,6 +37,6 @@ def mapped(
     )
 
 
-def tolerance_of(encoder: PipelineBuilder, function: Callable[..., Any]) -> int:
+def tolerance_of(encoder: Any, function: Callable[..., Any]) -> int:
     """Return the failures in a row of a function that are tolerated."""
     return get_failure_tolerance(function, encoder.__default_failure_tolerance__)

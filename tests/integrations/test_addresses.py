@@ -92,8 +92,6 @@ DIFFERENT = {
     "DuplicateSampleKeyError": _RAISED,
     "JsonValueError": _RAISED,
     "BaseCoreDatasetFactory": _BASE,
-    "BaseWrapperDataset": _BASE,
-    "SavableDataset": _BASE,
     "DatasetLoaderInterface": _BASE,
     "JsonlPreparator": "programs call its methods on the class",
     "WebdatasetPreparator": "programs call its methods on the class",
