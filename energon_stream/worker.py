@@ -135,7 +135,7 @@ class WorkerConfig(AssignableUntilHeld):
             the error and skips the sample.
         restore_error_handler: The same for samples that are restored. None raises the error.
         dealt_to: Ranks by which samples are dealt: stream ``s`` reads share ``s % dealt_to * (num_streams //
-            dealt_to) + s // dealt_to``. Default: 1; by Megatron-Energon's conventions, without ``num_streams``,
+            dealt_to) + s // dealt_to``. Default: 1; in 7.4.1's way, and without ``num_streams``,
             ``world_size``: a worker reads the share of its :meth:`global_worker_id`. A state keeps it.
         sample_timeout: Seconds that decoding a sample, or a call of a hook, may take; None for no limit. A
             longer one is interrupted in Python code, and fails with ``SampleTimeoutError``.
