@@ -17,6 +17,10 @@ _PART: Final = "PartialSample"
 """Kind of the keys of parts: ``(kind, 0, key of the sample, slice as a tuple)``."""
 
 
+MADE: Final = "Selected"
+"""Kind of the keys of what a selector made: ``(kind, 0, keys of its samples, (call, batch, place))``."""
+
+
 def as_key(value: Any) -> Any:
     """Convert the lists of a deserialised key back to tuples."""
     return tuple(as_key(part) for part in value) if isinstance(value, (list, tuple)) else value
@@ -105,10 +109,13 @@ def _read_slice(plain: Any) -> Any:
     return slice(*map(_read_slice, parts)) if tag == ":" else tuple(map(_read_slice, parts))
 
 
-def resolve(items: Sequence[Item], returned: Any, name: str) -> tuple[list[list[Item]], list[Item], int]:
+def resolve(
+    items: Sequence[Item], returned: Any, name: str, call: tuple[int, int] | None = None
+) -> tuple[list[list[Item]], list[Item], int]:
     """Return the packs and the pushback that a selector returned, as items, and how many it left out.
 
-    Raises ConfigError if it repeated or made up samples, or returned something else than packs.
+    With the numbers of a call and its batch, packs may have samples that the selector repeated or made.
+    Raises ConfigError if it did without, or returned something else than packs.
     """
     hint = "return a list of packs, which are lists of samples, or PackedSamplesOutput"
     if returned is None:
@@ -146,9 +153,18 @@ def resolve(items: Sequence[Item], returned: Any, name: str) -> tuple[list[list[
 
     groups = []
     for pack in output.packs:
-        if id(pack) in given:
+        if id(pack) in given or isinstance(pack, (str, dict)):
             raise ConfigError(f"{name} returned a sample in place of a pack", hint=hint)
         groups.append([found(value) for value in pack])
+    if call is not None and wrong and not parts:
+        keys_of_all, place = tuple([item.key for item in items]), 0
+        for group in groups:
+            for number, item in enumerate(group):
+                if item.key == ():
+                    group[number] = Item(item.value, (MADE, 0, keys_of_all, (*call, place)))
+                place += 1
+        wrong.clear()
+        given.clear()  # what copies stand for is not left out
     kept = [found(value) for value in output.pushback]
     cut = {number for number, _ in parts}
     whole = cut & {id(item.value) for item in items} if cut else cut
@@ -175,12 +191,28 @@ def _keys_of_wholes(items: Sequence[Item]) -> Iterator[tuple[int, RestoreKey]]:
 
 
 def restore_members(
-    keys: Sequence[RestoreKey], restore: Callable[[list[RestoreKey]], list[Item]]
+    keys: Sequence[RestoreKey],
+    restore: Callable[[list[RestoreKey]], list[Item]],
+    select: Callable[[list[Any], int, int], list[Any]],
 ) -> list[Item]:
     """Make samples and parts again from their keys, by one call. The parts of a sample share it.
 
-    Equal parts are of samples that came twice, as of two passes, and share none.
+    Equal parts are of samples that came twice, as of two passes, and share none. ``select`` calls the
+    selector again, for samples that it made, and returns those of all packs.
     """
+    selections: dict[Any, list[Any]] = {}
+    found: dict[int, Item] = {}
+    for number, key in enumerate(map(as_key, keys)):
+        if len(key) == 4 and key[0] == MADE:
+            call, batch, place = key[3]
+            selection = (key[2], call, batch)
+            if selection not in selections:
+                values = [item.value for item in restore(list(key[2]))]
+                selections[selection] = select(values, call, batch)
+            found[number] = Item(selections[selection][place], key)
+    if found:
+        others = iter(restore_members([key for n, key in enumerate(keys) if n not in found], restore, select))
+        return [found[number] if number in found else next(others) for number in range(len(keys))]
     wholes: list[RestoreKey] = []
     shared: dict[RestoreKey, int] = {}
     equal: Counter[RestoreKey] = Counter()

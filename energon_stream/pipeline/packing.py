@@ -23,8 +23,8 @@ from energon_stream.pipeline.dataset import (
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.map import RunningGenerator, call_again
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
-from energon_stream.pipeline.pack_members import PackedSamplesOutput, as_key, resolve, restore_members
-from energon_stream.schedule.saved import damaged
+from energon_stream.pipeline.pack_members import MADE, PackedSamplesOutput, as_key, resolve, restore_members
+from energon_stream.schedule.saved import damaged, is_count
 
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
@@ -154,12 +154,17 @@ class PackMaker(Wrapper[T_co]):
     def pack_again(self, key: RestoreKey, context: Context) -> list[Any]:
         """Make the elements of a pack again, and encode them with the counters in the pack's key."""
         restore = partial(self.dataset.restore_many, context=context)
-        items = restore_members([inner for inner, *_ in key[2]], restore)
+        select = partial(self.select_again, context)
+        items = restore_members([inner for inner, *_ in key[2]], restore, select)
         encoded = []
         for item, (_, *counters) in zip(items, key[2], strict=True):
             with context.config.activate(context.stream, *counters):
                 encoded.append(self.encode(item.value))
         return self.as_pack(encoded, items)
+
+    def select_again(self, context: Context, samples: list[Any], call: int, batch: int) -> list[Any]:
+        """Return the samples of all packs that the selector makes; only selectors of lists make samples."""
+        raise damaged("a sample that a selector made")
 
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         self.check_keys(keys, several=True)
@@ -171,16 +176,19 @@ class PackMaker(Wrapper[T_co]):
 
 
 class _PackingNode(PackNode):
-    """State: ``in``, ``n`` (packs, selections, encodings), ``groups`` and ``kept`` (keys), ``open``, ``end``.
+    """State: ``in``, ``n`` (packs, selections, encodings), ``groups`` and ``kept`` (keys), ``open``, ``end``,
+    ``made`` (keys, call and batch of the selection that made the samples for which groups have places).
 
     The buffer is filled only when no group is left, so that only groups and what selections gave back are
     held between two packs.
     """
 
     def __init__(self, dataset: PackingDataset[Any], context: Context, state: State | None) -> None:
-        start = {"in": None, "n": [0, 0, 0], "groups": [], "kept": [], "open": None, "end": False}
+        start = {
+            "in": None, "n": [0, 0, 0], "groups": [], "kept": [], "open": None, "end": False, "made": None
+        }  # fmt: skip
         if isinstance(state, dict):
-            state = {"kept": [], **state}  # earlier versions kept nothing
+            state = {"kept": [], "made": None, **state}  # earlier versions kept and made nothing
         saved = read_state(state, start, dataset, context)
         self._dataset = dataset
         self._selector = FailureGuard(
@@ -200,7 +208,10 @@ class _PackingNode(PackNode):
             return dataset.dataset.restore_many(wholes, context) if wholes else []
 
         keys = [key for group in [*saved["groups"], saved["kept"]] for key in group]
-        items = iter(restore_members(keys, restore))
+        if saved["made"] is not None:
+            of_all, *call = saved["made"]
+            keys = [(MADE, 0, of_all, (*call, key)) if is_count(key) else key for key in keys]
+        items = iter(restore_members(keys, restore, partial(dataset.select_again, context)))
         self._groups = deque([next(items) for _ in range(size)] for size in sizes)
         self._kept = deque(items)
         super().__init__(dataset, context, saved, packs, encodings)
@@ -261,7 +272,10 @@ class _PackingNode(PackNode):
         stream = values()
         try:
             returned = dataset.pre_packer(stream if is_stream else [item.value for item in taken])
-            selected = resolve(taken, returned, self._selector.name)
+            config = dataset.worker_config
+            call = config.active_worker_sample_index, config.active_worker_batch_index
+            may_make = config.conventions == "energon" and not is_stream
+            selected = resolve(taken, returned, self._selector.name, call if may_make else None)
         except Exception:
             if not failed:
                 raise
@@ -291,11 +305,22 @@ class _PackingNode(PackNode):
         )
 
     def state(self) -> State:
+        made = None  # the one selection that the groups are of
+
+        def key_of(item: Item) -> Any:
+            nonlocal made
+            if item.key[0] != MADE:
+                return item.key
+            *call, place = item.key[3]
+            made = [item.key[2], *call]
+            return place
+
         return {
             **super().state(),
             "n": [self._packs, self._selections, self._encodings],
-            "groups": [[item.key for item in group] for group in self._groups],
+            "groups": [[key_of(item) for item in group] for group in self._groups],
             "kept": [item.key for item in self._kept],
+            "made": made,
         }
 
     def close(self) -> None:
@@ -375,3 +400,9 @@ class PackingDataset(PackMaker[T_co]):
             sample_encoder_failure_tolerance,
         )
         self.tolerances = tuple(failure_tolerance if own is None else own for own in of_each)
+
+    def select_again(self, context: Context, samples: list[Any], call: int, batch: int) -> list[Any]:
+        with context.config.activate(context.stream, call, batch):
+            returned = self.pre_packer(samples)
+        packs = returned.packs if isinstance(returned, PackedSamplesOutput) else returned
+        return [sample for pack in packs for sample in pack]

@@ -141,6 +141,13 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         """Encode a batch; a generator makes several."""
         return batch  # type: ignore[return-value]
 
+    def _is_overridden(
+        self, bound_method: Callable[..., Any], bases: Sequence[type[Any]] | None = None
+    ) -> bool:
+        """Return True if a hook is not that of ``TaskEncoder``, or of other classes; for own pipelines."""
+        own = getattr(bound_method, "__func__", bound_method)
+        return all(getattr(base, own.__name__, None) is not own for base in bases or (TaskEncoder,))
+
     def _batch(
         self,
         samples: list[Any],

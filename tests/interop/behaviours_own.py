@@ -472,5 +472,67 @@ def limits():
     return found
 
 
+class Selecting(DefaultTaskEncoder):
+    """Packs of samples, of copies that the selector changed, and of parts of samples."""
+
+    def select_samples_to_pack(self, samples):
+        packs = []
+        for sample in samples:
+            word, number = sample.text.split()
+            packs.append([dataclasses.replace(sample, text=word.upper()), sample])
+            packs.append([dataclasses.replace(sample, text=number), copy.copy(sample)])
+        return [*packs, samples, samples[:1]]
+
+    def pack_selected_samples(self, samples):
+        return TextSample.derive_from(samples[0], text="+".join(sample.text for sample in samples))
+
+
+@case("TaskEncoder.select_samples_to_pack", "DefaultTaskEncoder.select_samples_to_pack")
+def selected_copies():
+    """Selectors may return changed copies of samples, and samples several times."""
+    dataset = validate(texts, Selecting(), packing_buffer_size=5)
+    return _texts(get_savable_loader(dataset))
+
+
+@case()
+def overridden_hooks():
+    """Own pipelines ask which hooks an encoder overrides."""
+    hooks = ("encode_sample", "encode_batch", "batch", "preencode_sample", "select_samples_to_pack")
+    encoders = (DefaultTaskEncoder(), Tagging(), Selecting())
+    return [
+        [[each._is_overridden(getattr(each, hook)) for hook in hooks] for each in encoders],
+        [each._is_overridden(each.encode_sample, [Tagging]) for each in encoders],
+    ]
+
+
+class Pooling(DefaultTaskEncoder):
+    """Puts a pool between encoding and batching, as public encoders do."""
+
+    def encode_sample(self, sample):
+        sample.length = len(sample.text)
+        return sample
+
+    def build_train_datasets(self, *, datasets, worker_config, batch_size, **options):
+        inner = super().build_train_datasets(
+            datasets=datasets, worker_config=worker_config, batch_size=None, **options
+        )
+        pool = SortedPool(inner, size=6, worker_config=worker_config)
+        return self.build_batch(pool, batch_size=batch_size, worker_config=worker_config)
+
+
+@case("TaskEncoder.build_train_datasets", "TaskEncoder.build_batch")
+def pool_in_an_encoder():
+    """The texts of some batches, without their order."""
+    found = {}
+    for workers in (0, 2):
+        dataset = train(texts, Pooling(), batch_size=3, workers=workers)
+        batches = [batch.text for batch in itertools.islice(get_savable_loader(dataset), 8)]
+        found[f"{workers} workers"] = [
+            [*map(len, batches)],
+            sorted({text for batch in batches for text in batch}),
+        ]
+    return found
+
+
 if __name__ == "__main__":
     run_cases()

@@ -17,6 +17,7 @@ from energon_stream.pipeline import (
     PackedSamplesOutput,
     PackingDataset,
     PartialSample,
+    ShuffleBufferDataset,
 )
 from energon_stream.pipeline.node import Context
 from energon_stream.testing.operator_suite import (
@@ -493,3 +494,31 @@ def test_the_time_limit_of_a_selector_leaves_out_its_samples():
     numbers = NumbersDataset(6, worker_config=WorkerConfig(0, 1, 0, sample_timeout=1))
     packs = PackingDataset(MapDataset(numbers, slow), "stream", lambda taken: [[*islice(taken, 5)]], list)
     assert list(packs) == [[0, 1, 2, 3, 4], [5]]
+
+
+def copied(samples):
+    """Packs of samples, of changed copies, and of samples that come again."""
+    return [[Text(f"{sample}!") for sample in samples[:2]], samples, [*samples[1:3], Text("new")], []]
+
+
+def packs_of_copies(size=23):
+    config = WorkerConfig(0, 1, 0, num_streams=2, conventions="energon")
+    of_texts = MapDataset(NumbersDataset(size, config), Text, stateless_map_fn=True)
+    return PackingDataset(of_texts, 5, copied, joined, final_packer_stateless=True)
+
+
+def test_copies_that_a_selector_makes_are_made_again():
+    """Under the conventions of Megatron-Energon, where such selectors are usual."""
+    assert_exact_resume(packs_of_copies, steps=16)
+    assert_exact_resume(lambda: ShuffleBufferDataset(packs_of_copies(), 4), steps=16)
+    assert_restores_by_key(packs_of_copies)
+    state = run_steps(packs_of_copies(), 1)[0].state["node"]
+    assert len(state["made"][0]) == 5  # each sample of the selection once, whatever the groups have of it
+
+
+def test_damaged_selections_are_refused():
+    state = run_steps(packs_of_copies(), 1)[0].state
+    for made in (["x"], [[("Map", 0, ("Number", 1))], 0, 0], None):
+        broken = {**state, "node": {**state["node"], "made": made}}
+        with pytest.raises(StateError):
+            run_steps(packs_of_copies(), 1, {0: broken})
