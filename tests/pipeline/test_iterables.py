@@ -326,7 +326,7 @@ def test_states_of_other_pipelines_and_damaged_ones_are_refused():
 
 
 def test_a_long_pass_without_a_state_is_told_once(caplog):
-    run_steps(Pool(endless(101)), 10_200)
+    run_steps(BatchDataset(Pool(endless(101)), 100, list), 103)
     told = [record.getMessage() for record in caplog.records if "_savable_fields" in record.getMessage()]
     assert len(told) == 1
     assert "Pool saves no state of its own" in told[0]
