@@ -12,7 +12,6 @@ first line, a comment, names.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import logging
 import multiprocessing.forkserver
@@ -188,14 +187,11 @@ class Page:
 
 @pytest.fixture(scope="module")
 def example_page(request: pytest.FixtureRequest) -> Iterator[Page]:
-    """The page of this process's blocks; they share the folder. Their names go at the end, and loaders with
-    them, so that no worker is left.
-    """
+    """The page of this process's blocks; they share the folder, and their names go at the end."""
     data, environment = fresh(request)
     page = Page(data.parent, environment)
     yield page
     page.names.clear()
-    gc.collect()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from media_corpus import ffmpeg
 
 from energon_stream import (
     DecodeFileStore,
@@ -36,10 +37,10 @@ BIG = {"frames": 300, "size": (192, 108), "group": 50, "noise": 60, "audio_codec
 SOUND = {"frames": 0, "audio_seconds": 60.0}
 FILES = {
     "a.mp4": VideoFile(**BIG),
-    "fast.mp4": VideoFile(**BIG, options=(("movflags", "faststart"),)),
-    "a.mkv": VideoFile(**BIG),
+    "fast.mp4": ["-movflags", "faststart"],  # the streams of the first one
+    "a.mkv": [],
     "v.webm": VideoFile(**{**BIG, "codec": "libvpx", "audio_codec": None, "b_frames": 0}),
-    "fragments.mp4": VideoFile(**BIG, options=(("movflags", "frag_keyframe+empty_moov"),)),
+    "fragments.mp4": ["-movflags", "frag_keyframe+empty_moov"],
     "a.wav": VideoFile(**SOUND, audio_codec="pcm_s16le"),
     "a.flac": VideoFile(**SOUND, audio_codec="flac"),
     "a.mp3": VideoFile(**SOUND, audio_codec="libmp3lame", audio_rate=44_100),
@@ -54,7 +55,10 @@ def folder(tmp_path_factory):
     folder = root / "bucket" / "files"
     folder.mkdir(parents=True)
     for name, file in FILES.items():
-        file.write(folder / name)
+        if isinstance(file, VideoFile):
+            file.write(folder / name)
+        else:
+            ffmpeg("-i", "a.mp4", "-c", "copy", *file, name, cwd=folder)
 
     def parts(number):
         return {"mp4": (folder / "a.mp4").read_bytes(), "json": b"%d" % number}

@@ -1,7 +1,6 @@
 """Reading some parts: the same samples as by reading all, for fewer bytes where that is so."""
 
 import contextlib
-import gc
 import itertools
 import json
 import os
@@ -51,7 +50,6 @@ def _nothing_left_open():
     """Indices that earlier tests opened are shared while they live, and cycles or late requests may keep
     them.
     """
-    gc.collect()
     _SLOTS.clear()
 
 

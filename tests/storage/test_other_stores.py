@@ -150,10 +150,12 @@ class TestSimplecache(_Chained):
     cache = "simplecache"
 
 
+@pytest.mark.slow
 class TestFilecache(_Chained):
     cache = "filecache"
 
 
+@pytest.mark.slow
 class TestBlockcache(_Chained):
     cache = "blockcache"
 
