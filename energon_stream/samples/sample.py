@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Self, TypeVar, dataclass_transform, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, dataclass_transform, overload
 
 from energon_stream.errors import ConfigError
 from energon_stream.printable import described
@@ -28,7 +29,8 @@ def edataclass(cls: type[T] | None = None) -> type[T] | Callable[[type[T]], type
     """Decorate a class with ``dataclasses.dataclass(slots=True, kw_only=True)``.
 
     Keyword-only, so that types with required fields can derive from types with defaults. Slots, so that
-    samples are small. Samples and batches take other attributes as well; other classes refuse them.
+    samples are small. Samples and batches take other attributes as well; other classes refuse them. Their
+    constructors take ``__tags__`` for ``__subflavors__``, unless the class has a ``__post_init__``.
 
     Example:
         >>> from energon_stream import Sample, edataclass
@@ -38,8 +40,36 @@ def edataclass(cls: type[T] | None = None) -> type[T] | Callable[[type[T]], type
         >>> Label(__key__="a", __restore_key__=(), label=3).label
         3
     """
-    decorator = dataclass(slots=True, kw_only=True)
-    return decorator if cls is None else decorator(cls)
+    return _decorated if cls is None else _decorated(cls)
+
+
+def _decorated(cls: type[T]) -> type[T]:
+    has_init = "__init__" in vars(cls)
+    made: Any = dataclass(slots=True, kw_only=True)(cls)
+    if not has_init and getattr(made, "__post_init__", None) is vars(Shown).get("__post_init__", made):
+        # The same constructor with __tags__ as well. A wrapper around it would double the time of a sample.
+        fields: list[Any] = [(entry.name, entry.type, copy(entry)) for entry in dataclasses.fields(made)]
+        fields.append(("__tags__", dataclasses.InitVar[Any], None))
+        names = {"__post_init__": _take_tags, "__doc__": ""}  # without a text, one would be made
+        twin: Any = dataclasses.make_dataclass(
+            cls.__name__,
+            fields,
+            namespace=names,
+            repr=False,
+            eq=False,
+            match_args=False,
+            slots=True,
+            kw_only=True,
+        )
+        made.__init__ = twin.__init__
+    return cast("type[T]", made)
+
+
+def _take_tags(value: Any, tags: Any = None) -> None:
+    if tags is not None:
+        if value.__subflavors__ is not None:
+            raise ConfigError("__tags__ and __subflavors__ are both given", hint="__tags__ is the newer name")
+        value.__subflavors__ = tags
 
 
 # Not frozen: a frozen dataclass takes three times as long to construct, and each sample has one.
@@ -88,6 +118,9 @@ class Shown:
     __subflavors__: Any
 
     __slots__ = ("__dict__",)
+
+    if not TYPE_CHECKING:  # which would compare those of users with it
+        __post_init__ = _take_tags
 
     @property
     def __tags__(self) -> Any:

@@ -268,7 +268,7 @@ def basic_sample_keys(
         'a.tar/7'
     """
     keys = {name: crude_sample[name] for name in METADATA_FIELDS if name in crude_sample}
-    if "__tags__" in crude_sample:
+    if isinstance(crude_sample, dict) and dict.__contains__(crude_sample, "__tags__"):
         keys["__subflavors__"] = crude_sample["__tags__"]
     if additional_source_info:
         keys["__sources__"] = (*(keys.get("__sources__") or ()), *additional_source_info)

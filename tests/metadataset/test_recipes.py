@@ -1,6 +1,8 @@
 """Recipes of Megatron-Energon 8: their rules, as small models of these tests say them."""
 
+import pickle
 import random
+from dataclasses import field, replace
 from fractions import Fraction
 from functools import partial
 
@@ -15,6 +17,7 @@ from energon_stream import (
     TextSample,
     WorkerConfig,
     basic_sample_keys,
+    edataclass,
     get_savable_loader,
     get_train_dataset,
     load_dataset,
@@ -342,8 +345,14 @@ def test_tags_and_subflavors_are_the_same(folder):
 
 def test_tags_of_samples_and_batches_can_be_set():
     keys = {"__key__": "a", "__restore_key__": ()}
-    sample = TextSample(**keys, __subflavors__={"x": 1}, text="")
-    assert sample.__tags__ == {"x": 1}
+    sample = TextSample(**keys, __tags__={"x": 1}, text="")
+    assert sample == TextSample(**keys, __subflavors__={"x": 1}, text="")
+    assert replace(sample, __subflavors__={"z": 1}).__tags__ == {"z": 1}
+    assert pickle.loads(pickle.dumps(sample)).__tags__ == {"x": 1}
+    with pytest.raises(ValueError, match="both given"):
+        TextSample(**keys, __tags__={}, __subflavors__={}, text="")
+    with pytest.raises(TypeError, match=r"TextSample.__init__\(\) missing"):
+        TextSample(**keys)
     sample.__tags__ = {"y": 2}
     assert sample.__subflavors__ == {"y": 2}
     assert TextSample.derive_from(sample, __tags__={"z": 3}, text="").__subflavors__ == {"z": 3}
@@ -359,6 +368,31 @@ def test_tags_of_samples_and_batches_can_be_set():
         Cooker(len, has_tags={"a": 1}, has_subflavors={"b": 1})
     assert Cooker(len, has_tags={"a": 1}) == Cooker(len, has_subflavors={"a": 1})
     assert Cooker(len, {"a": 1}).has_tags == {"a": 1}
+
+
+@edataclass
+class Boxes(TextSample):
+    boxes: list[int] = field(default_factory=list)
+    kind: int = field(default=3, init=False)
+
+
+@edataclass
+class Counted(TextSample):
+    total: int = 0
+
+    def __post_init__(self) -> None:
+        self.total = len(self.text)
+
+
+def test_types_of_programs_take_tags():
+    keys = {"__key__": "a", "__restore_key__": (), "text": "abc"}
+    made = Boxes(**keys, __tags__={"x": 1})
+    assert (made.__tags__, made.boxes, made.kind) == ({"x": 1}, [], 3)
+    assert Boxes(**keys).boxes is not made.boxes
+    assert Batch(__key__=[], __restore_key__=(), __tags__=[{}]).__subflavors__ == [{}]
+    assert Counted(**keys, __subflavors__={"x": 1}).total == 3
+    with pytest.raises(TypeError, match="__tags__"):
+        Counted(**keys, __tags__={})
 
 
 def test_tags_of_a_call_override_those_of_the_data(folder):
