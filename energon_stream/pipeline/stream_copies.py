@@ -26,6 +26,7 @@ class Input:
     def __init__(self, dataset: Any, context: Context, number: int, place: Place) -> None:
         self.__dataset, self.__context, self.__number = dataset, context, number
         self.__saved, self.__ended = place
+        self.__is_over = self.__ended  # the next iteration is what is left of a restored one
         self.__node: Any = None
         if self.__saved is not None:
             self.__open()
@@ -44,9 +45,10 @@ class Input:
         return node
 
     def __iter__(self) -> Iterator[Any]:
-        if self.__ended:  # the pass that a restored state was in
-            self.__ended = False
+        if self.__is_over:
+            self.__is_over = False
             return
+        self.__ended = False
         while isinstance(item := self.__open().next(), Item):
             yield with_restore_key(item.value, item.key)
         self.__ended = True
@@ -55,7 +57,7 @@ class Input:
         return self.__saved if self.__node is None else self.__node.state(), self.__ended
 
     def end_pass(self) -> None:
-        self.__ended = False
+        self.__ended = self.__is_over = False
 
     def save_state(self) -> InputState:
         return InputState(self.__number, self.stream_place())
@@ -66,6 +68,7 @@ class Input:
             raise StateError(what, hint="pass what its save_state() returned")
         self.close()
         self.__saved, self.__ended = state["place"]
+        self.__is_over = self.__ended
 
     def restore_sample(self, restore_key: RestoreKey) -> Any:
         ((value, key),) = self.__dataset.restore_many([restore_key], self.__context)

@@ -12,6 +12,7 @@ from saved_runs import differing_saves
 from energon_stream import (
     BatchDataset,
     BlendDataset,
+    ConcatDataset,
     EpochizeDataset,
     MapDataset,
     PackingDataset,
@@ -133,6 +134,32 @@ class Twice(Wrapper):
                 yield value, random.random(), float(np.random.random()), float(torch.rand(1))
 
 
+class Passes(Wrapper):
+    """Reads its input twice in each pass."""
+
+    def __iter__(self):
+        yield from self.dataset
+        yield "again"
+        yield from self.dataset
+
+
+class Drained(Wrapper):
+    """A list that is saved, and is given out after the pass of the input is over."""
+
+    _savable_fields = ("kept",)
+
+    def __init__(self, dataset):
+        super().__init__(dataset, kept=[])
+
+    def __iter__(self):
+        for value in self.dataset:
+            self.kept.append(value)
+            if len(self.kept) > 6:
+                yield self.kept.pop(0)
+        while self.kept:
+            yield self.kept.pop()
+
+
 class Pairs(SavableDataset):
     """Reads two datasets at once."""
 
@@ -183,6 +210,9 @@ DATASETS = {
     "stateless": lambda: Twice(numbers(streams=2)),
     "nested": lambda: Pairs(Twice(Pool(Pool(numbers(31)))), Packs(Pool(endless(9)))),
     "mapped": lambda: BatchDataset(MapDataset(Pool(MapDataset(numbers(), negative)), negative), 3, list),
+    "several passes": lambda: Passes(numbers(7, streams=2)),
+    "drained": lambda: Drained(numbers(streams=2)),
+    "drained in a sequence": lambda: ConcatDataset(Pool(numbers(7)), Drained(numbers(9))),
     "pairs": lambda: Pairs(numbers(9), Pool(numbers(7)), endless(4)),
     "blended": lambda: BlendDataset((Counting(endless(5)), 1), (Pool(endless(9)), 2)),
     "of a blend": lambda: Counting(BlendDataset((endless(5), 1), (endless(9), 2))),
@@ -237,6 +267,12 @@ def test_the_object_itself_is_a_description():
     pool = Counting(numbers())
     assert list(pool) == list(pool)
     assert pool.count == 0
+
+
+def test_an_input_is_read_as_often_as_the_class_says():
+    loader = get_loader(Passes(numbers(3)))
+    assert [list(loader) for _ in range(2)] == [[0, 1, 2, "again", 0, 1, 2]] * 2
+    assert sorted(Drained(numbers(9))) == [*range(9)]
 
 
 def test_inputs_are_found_wherever_they_are():
