@@ -314,12 +314,12 @@ class AuxFileStoreReference(ABC):
         """Note the path of the metadataset file, to which a path in the URL may be relative."""
 
 
-AuxProtocolFactory = Callable[[str], AuxFileStoreReference]
-_protocols: dict[str, AuxProtocolFactory] = {}
+AuxFileStoreProtocolFactory = Callable[[str], AuxFileStoreReference]
+_protocols: dict[str, AuxFileStoreProtocolFactory] = {}
 
 
 def register_aux_filestore_protocol(
-    name: str, factory: AuxProtocolFactory, *, override: bool = False
+    name: str, factory: AuxFileStoreProtocolFactory, *, override: bool = False
 ) -> None:
     """Let ``aux:`` of metadatasets name stores of your own: ``aux: {words: NAME://REST}``.
 

@@ -13,7 +13,7 @@ from energon_stream.arguments import check_whole
 from energon_stream.conventions import Conventions, checked, conventions
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.plugins import load_plugin
-from energon_stream.worker_fields import AssignableUntilHeld, DataParallelGroup, checked_dealing, share_of
+from energon_stream.worker_fields import AssignableUntilHeld, DataParallelGroup, checked_streams, share_of
 
 
 class _Active:
@@ -124,6 +124,7 @@ class WorkerConfig(AssignableUntilHeld):
         seed_offset: The seed of everything random; another value is another order.
         num_streams: Number of logical sample streams of the whole job, a multiple of ``world_size``.
             Default: ``world_size * max(1, num_workers)``.
+        logical_workers: Megatron-Energon 8's name of ``num_streams``, where it divides the number of workers.
         conventions: ``"own"``, or ``"energon"`` for those of Megatron-Energon, where they differ. Default:
             those of the process, which are Megatron-Energon's under its alias.
         worker_debug_path: Path of the debug logs, a format string with ``{worker_id}`` and ``{pid}``, so
@@ -160,6 +161,7 @@ class WorkerConfig(AssignableUntilHeld):
     global_error_handler: Callable[..., None] | None = None
     restore_error_handler: Callable[..., None] | None = None
     num_streams: int = field(default=0, kw_only=True)
+    logical_workers: int | None = field(default=None, kw_only=True)
     conventions: Conventions = field(default_factory=conventions, kw_only=True)
     dealt_to: int = field(default=0, kw_only=True)
     sample_timeout: float | None = field(default=None, kw_only=True)
@@ -185,16 +187,7 @@ class WorkerConfig(AssignableUntilHeld):
         checked(self.conventions, "conventions")
         if self.worker_debug_path is not None:
             load_plugin("debug_log").check_path(self.worker_debug_path)
-        if self.num_streams == 0:
-            if self.dealt_to == 0 and self.conventions == "energon":
-                self.dealt_to = self.world_size
-            self.num_streams = self.world_size * max(1, self.num_workers)
-        elif self.num_streams % self.world_size:
-            raise ConfigError(
-                f"num_streams {self.num_streams} is not a multiple of world_size {self.world_size}",
-                hint="choose a multiple of every world size that you plan to use, for example 24",
-            )
-        self.dealt_to = checked_dealing(self.dealt_to, self.num_streams)
+        self.num_streams, self.dealt_to = checked_streams(self)
         self._given = given
 
     @classmethod

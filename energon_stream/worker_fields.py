@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError, replace
 from typing import Any, Protocol
 
+from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError, WorkerError
 
 
@@ -23,13 +24,39 @@ def share_of(stream: int, num_streams: int, dealt_to: int) -> int:
     return stream % dealt_to * (num_streams // dealt_to) + stream // dealt_to
 
 
-def checked_dealing(dealt_to: int, num_streams: int) -> int:
-    """Return ``dealt_to``, where 0 means 1. Raises ConfigError if it does not divide the streams."""
-    if dealt_to and num_streams % dealt_to:
+def checked_streams(config: Any) -> tuple[int, int]:
+    """Return ``num_streams`` and ``dealt_to`` of a configuration. Raises ConfigError if they cannot be."""
+    world_size, streams, dealt_to = config.world_size, config.num_streams, config.dealt_to
+    workers, logical = world_size * max(1, config.num_workers), config.logical_workers
+    if logical is not None and streams != (logical or -1):
+        streams = _logical_streams(logical, streams, world_size, workers)
+    if streams == 0:
+        if dealt_to == 0 and config.conventions == "energon":
+            dealt_to = world_size
+        streams = workers
+    elif streams % world_size:
         raise ConfigError(
-            f"num_streams {num_streams} is not a multiple of dealt_to {dealt_to}", hint="leave dealt_to out"
+            f"num_streams {streams} is not a multiple of world_size {world_size}",
+            hint="choose a multiple of every world size that you plan to use, for example 24",
         )
-    return dealt_to if 0 < dealt_to < num_streams else 1
+    if dealt_to and streams % dealt_to:
+        what = f"num_streams {streams} is not a multiple of dealt_to {dealt_to}"
+        raise ConfigError(what, hint="leave dealt_to out")
+    return streams, dealt_to if 0 < dealt_to < streams else 1
+
+
+def _logical_streams(logical: int, num_streams: int, world_size: int, workers: int) -> int:
+    hint = "leave it out, or set num_streams alone"
+    check_whole("logical_workers", logical, 1, hint)
+    why = f"num_streams is {num_streams}" if num_streams else ""
+    if workers % logical:
+        why = f"it does not divide the {workers} workers of all ranks"
+    elif logical % world_size:
+        why = f"it is no multiple of world_size {world_size}, and one rank has all of a stream here"
+        hint = "set num_streams to a multiple of every world size that you plan to use, such as 24"
+    if why:
+        raise ConfigError(f"logical_workers is {logical}, but {why}", hint=hint)
+    return logical
 
 
 class AssignableUntilHeld:

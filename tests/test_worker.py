@@ -4,11 +4,20 @@ import json
 import os
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 
-from energon_stream import DefaultTaskEncoder, NoCachePool, WorkerConfig, stateless
+from energon_stream import (
+    DefaultTaskEncoder,
+    NoCachePool,
+    WorkerConfig,
+    get_loader,
+    get_train_dataset,
+    stateless,
+)
 from energon_stream.errors import ConfigError, WorkerError
+from energon_stream.testing.datasets import prepared_text_dataset
 
 
 class Encoder(DefaultTaskEncoder):
@@ -160,3 +169,41 @@ def test_a_number_that_is_none_is_named(name):
     numbers = {"rank": 0, "world_size": 1, "num_workers": 0, name: None}
     with pytest.raises(ConfigError, match=f"{name} is None"):
         WorkerConfig(**numbers)
+
+
+@pytest.mark.parametrize(
+    ("world", "workers", "logical"), [(1, 4, 2), (1, 4, 4), (2, 4, 4), (2, 2, 2), (1, 0, 1)]
+)
+def test_logical_workers_are_streams(tmp_path, world, workers, logical):
+    """The job's batches are those of so many streams, whatever workers read them; some may have none."""
+    texts = prepared_text_dataset(tmp_path / "texts", shards=2, samples_per_shard=16)
+
+    def read(config, count):
+        loader = get_loader(get_train_dataset(texts, batch_size=2, worker_config=config))
+        return [batch.text for batch, _ in zip(loader, range(count), strict=False)]
+
+    whole = read(WorkerConfig(0, 1, 0, num_streams=logical), 12)
+    ranks = [WorkerConfig(rank, world, workers, logical_workers=logical) for rank in range(world)]
+    assert {(config.num_streams, config.logical_workers) for config in ranks} == {(logical, logical)}
+    found = [read(config, 12 // world) for config in ranks]
+    assert [batch for step in zip(*found, strict=True) for batch in step] == whole
+    assert replace(ranks[0], num_workers=0).num_streams == logical
+
+
+@pytest.mark.parametrize(
+    ("world", "workers", "options", "said"),
+    [
+        (1, 4, {"logical_workers": 3}, "does not divide the 4 workers"),
+        (1, 4, {"logical_workers": 8}, "does not divide the 4 workers"),
+        (4, 2, {"logical_workers": 2}, "one rank has all of a stream here"),
+        (2, 4, {"logical_workers": 4, "num_streams": 8}, "but num_streams is 8"),
+        (1, 4, {"logical_workers": 0}, "logical_workers"),
+        (1, 4, {"logical_workers": -2}, "logical_workers"),
+        (1, 4, {"logical_workers": 2.0}, "logical_workers"),
+        (1, 4, {"logical_workers": "2"}, "logical_workers"),
+        (1, 4, {"logical_workers": True}, "logical_workers"),
+    ],
+)
+def test_logical_workers_that_cannot_be(world, workers, options, said):
+    with pytest.raises(ValueError, match=said):
+        WorkerConfig(0, world, workers, **options)

@@ -19,7 +19,7 @@ from energon_stream.config.listed_samples import BadFile, bad_numbers, is_seen, 
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.index.bad_samples import is_list
 from energon_stream.index.dataset import WebDatasetIndex
-from energon_stream.index.join_index import JoinIndex
+from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.kept_index import index_directory
 from energon_stream.index.yaml_io import read_text
 from energon_stream.rng import derive_key, uniform
@@ -138,7 +138,7 @@ def with_view(index: DatasetIndex, view: View, limits: Limits) -> DatasetIndex:
     is_only_bad = view == View(bad=view.bad)
     is_folder = isinstance(index, WebDatasetIndex) and index.every is not None and index.shard_ids is not None
     is_filter = view == View(bad=view.bad, filter=view.filter)
-    is_file = is_filter and not isinstance(index, (WebDatasetIndex, JoinIndex))
+    is_file = is_filter and isinstance(index, FilesIndex)
     if not (is_folder or is_file or is_only_bad):
         raise ConfigError(
             f"the view ({view}) needs a prepared folder of tars", where=index.name, hint="prepare the dataset"
@@ -162,7 +162,7 @@ class _Selecting:
 
     def __init__(self, index: DatasetIndex, view: View, limits: Limits) -> None:
         self._index, self._view = index, view
-        self._every = index.every if isinstance(index, WebDatasetIndex) else None
+        self._every = index.every if isinstance(index, (WebDatasetIndex, FilesIndex)) else None
         self.bad: Int64Array = bad_numbers(index, view.bad)
         self._keys, self._limits = "", limits
         self._filter = None if view.filter is None else FilterIndex(index.spec, view.filter)

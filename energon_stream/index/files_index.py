@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from energon_stream.urls import split_query
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
+    from energon_stream.index.checksums import AllSamples
     from energon_stream.storage import StoreSpec
 
 FILES_JSON = f"{META_FOLDER}/files.json"
@@ -35,6 +36,7 @@ class FilesIndex(DatasetIndex):
     paths: tuple[str, ...] = field(kw_only=True)  # of the files, in the folder; empty for a single file
     opened: tuple[OpenedFile, ...] = field(kw_only=True)
     limits: Limits = field(kw_only=True, default_factory=Limits.from_environment)
+    every: AllSamples | None = field(kw_only=True, default=None)  # numbers in the whole folder
     dataset_yaml: Mapping[str, Any] | None = None  # content of ``dataset.yaml``
     file_starts: Int64Array = field(init=False)  # first sample of each file, and the number of all samples
 
@@ -103,6 +105,11 @@ def open_folder(found: WebDatasetIndex, format: FileFormat, limits: Limits) -> F
             what = f"{path!r:.80} has {file.num_samples} samples, and {total} in .info.json"
             raise MetadataError(what, where=where, hint=_AGAIN)
         check_alike(format, (paths[0], files[0]), (path, file), store.url)
+    every = found.every
+    if every is not None:
+        offsets = [np.cumsum([0, *file.counts[:-1]]) for file in files if file.counts]
+        firsts = [first for first, file in zip(every.first.tolist(), files, strict=True) if file.counts]
+        every = replace(every, first=np.concatenate([*map(np.add, firsts, offsets)]))
     return FilesIndex(
         spec,
         found.split_part,
@@ -113,6 +120,7 @@ def open_folder(found: WebDatasetIndex, format: FileFormat, limits: Limits) -> F
         paths=paths,
         opened=tuple(files),
         limits=limits,
+        every=every,
     )
 
 

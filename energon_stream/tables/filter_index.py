@@ -26,10 +26,10 @@ from energon_stream.errors import (
     MetadataError,
     ObjectNotFoundError,
 )
-from energon_stream.index.dataset import DatasetIndex, dataset_kind
+from energon_stream.index.file_format import find_format
+from energon_stream.index.files_index import open_file
 from energon_stream.index.index_files import ENTRY_BYTES
 from energon_stream.index.info_files import META_FOLDER, load_document, read_info
-from energon_stream.index.jsonl_index import open_jsonl
 from energon_stream.index.yaml_io import check_keys, read_document
 from energon_stream.selection import Selection
 from energon_stream.storage import ObjectMeta, Store, StoreSpec
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from energon_stream.arrays import Int64Array
+    from energon_stream.index.dataset import DatasetIndex
     from energon_stream.limits import Limits
     from energon_stream.selection import Mask
 
@@ -72,15 +73,11 @@ class _Place(NamedTuple):
         return None
 
 
-def _is_file(spec: StoreSpec) -> bool:
-    return dataset_kind(spec.url) not in ("webdataset", "metadataset", "tars")
-
-
 def _places(spec: StoreSpec, name: str) -> tuple[_Place, _Place]:
     """Return the places of the record and of the numbers. Raises ConfigError if the name is none."""
     if not is_filter_name(name):
         raise ConfigError(f"{name!r:.80} is no name of a filter", hint="use letters, digits, and . _ - + = @")
-    if _is_file(spec):
+    if find_format(spec.url) is not None:
         url, query = split_query(spec.url)
         specs = (replace(spec, url=f"{url}.{name}.{end}{query}") for end in ("json", "idx"))
         record, numbers = (_Place(each.open(), "") for each in specs)
@@ -93,10 +90,16 @@ def _whole(spec: StoreSpec, shards: Shards = None, limits: Limits | None = None)
     """Return the samples of all shards of a dataset, in order."""
     if shards is not None:
         return dict(shards) if isinstance(shards, Mapping) else {each.name: each.count for each in shards}
-    if not _is_file(spec):
-        return read_info(spec.open(), limits)
-    index = open_jsonl(spec)
-    return dict(zip(index.shard_paths, index.shard_counts.tolist(), strict=True))
+    format = find_format(spec.url)
+    return read_info(spec.open(), limits) if format is None else _counts_of(open_file(spec, format))
+
+
+def _counts_of(index: DatasetIndex) -> dict[str, int]:
+    """Return the samples of each file; some formats have several shards in one."""
+    found = dict.fromkeys(index.shard_paths, 0)
+    for path, count in zip(index.shard_paths, index.shard_counts.tolist(), strict=True):
+        found[path] += count
+    return found
 
 
 class FilterIndex:
@@ -150,8 +153,8 @@ class FilterIndex:
 
     def selection(self, index: DatasetIndex, limits: Limits) -> Selection:
         """Return the kept samples of the whole dataset of which an index has a split part."""
-        own = dict(zip(index.shard_paths, index.shard_counts.tolist(), strict=True))
-        whole = own if _is_file(self._spec) else _whole(self._spec, limits=limits)
+        own = _counts_of(index)
+        whole = _whole(self._spec, limits=limits) if find_format(self._spec.url) is None else own
         if own.items() - whole.items():
             raise IndexMismatchError("the dataset was prepared just now", where=index.name, hint="try again")
         return read_again(

@@ -306,6 +306,53 @@ def test_a_file_of_lines_has_its_filter_beside_it(tmp_path, s3_server, tmp_bucke
         numbers(lines, filter_name="some", share=0.5)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_folders_of_other_formats(tmp_path, kind):
+    """Several files, some with several groups of rows, in two split parts."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for place, (first, last) in enumerate([(0, 30), (30, 37), (37, 100), (100, 120)]):
+        path = folder / f"{place}.{kind}"
+        if kind == "jsonl":
+            path.write_text("".join(f'{{"n": {n}}}\n' for n in range(first, last)))
+        else:
+            pq.write_table(pa.table({"n": [*range(first, last)]}), path, row_group_size=9)
+    prepare_dataset(str(folder), split_ratio=(2, 2, 0))
+    kept = np.flatnonzero(np.random.default_rng(1).random(120) < 0.4)
+    by_hand(folder, "good", kept)
+    build_filter_index(folder, "ours", kept)
+    for end in ("json", "idx"):
+        both = [(folder / f".nv-meta/filter_{name}.{end}").read_bytes() for name in ("good", "ours")]
+        assert both[0] == both[1] or json.loads(both[0]) == json.loads(both[1])
+
+    def rows(path, part="train", **options):
+        config = WorkerConfig(0, 1, 0)
+        dataset = get_val_dataset(path, split_part=part, batch_size=None, worker_config=config, **options)
+        return [sample["n"] if kind == "parquet" else sample["json"]["n"] for sample in dataset]
+
+    for part in ("train", "val"):
+        whole = rows(folder, part)
+        assert rows(folder, part, filter_name="good") == np.intersect1d(whole, kept).tolist() != []
+    single = folder / f"2.{kind}"
+    build_filter_index(single, "some", [0, 5, 40])
+    assert rows(single, filter_name="some") == [37, 42, 77]
+
+
+def test_tokens_of_bin_and_idx_have_filters(tmp_path):
+    lengths = np.array([3, 1, 4, 2, 5], dtype="<i4")
+    tokens = np.arange(lengths.sum(), dtype="<u2")
+    offsets = (np.cumsum([0, *lengths[:-1]]) * 2).astype("<i8")
+    documents = np.arange(len(lengths) + 1, dtype="<i8")
+    (tmp_path / "x.bin").write_bytes(tokens.tobytes())
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(lengths), len(documents))
+    (tmp_path / "x.idx").write_bytes(head + lengths.tobytes() + offsets.tobytes() + documents.tobytes())
+    build_filter_index(tmp_path / "x.bin", "some", [1, 3])
+    config = WorkerConfig(0, 1, 0)
+    dataset = get_val_dataset(tmp_path / "x.bin", batch_size=None, worker_config=config, filter_name="some")
+    assert [sample["tokens"].tolist() for sample in dataset] == [[3], [8, 9]]
+
+
 @pytest.mark.parametrize(
     ("spoil", "error", "said"),
     [
