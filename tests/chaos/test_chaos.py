@@ -21,6 +21,7 @@ def test_training_while_everything_fails_delivers_the_plan(capsys):
         assert f"{attack} " in out, out
 
 
+@pytest.mark.slow  # the test before kills too
 def test_kills_at_random_moments(tmp_path):
     done = children.run(run.HERE / "kills.py", "--cycles", 4, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

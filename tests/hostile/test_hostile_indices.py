@@ -8,7 +8,7 @@ import children
 import hostile_indices
 import pytest
 
-CHOSEN = 30  # cases of a run that is not slow
+CHOSEN = 15  # cases of a run that is not slow
 
 
 @pytest.fixture(scope="module")

@@ -70,12 +70,12 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def names(folder):
     found = sorted(path.name for path in folder.iterdir() if path.name not in ("source.wav", "cover.png"))
-    return found if is_nightly() else found[::3]
+    return found if is_nightly() else found[::5]
 
 
 def most(count):
     """Comparisons at least, of so many with all files."""
-    return count if is_nightly() else count // 4
+    return count if is_nightly() else count // 7
 
 
 @functools.lru_cache(None)

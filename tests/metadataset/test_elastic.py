@@ -148,6 +148,7 @@ def test_virtual_epochs_change_nothing_wherever_they_end(blend, unbroken, epoch)
     assert same_as_unbroken(blend, unbroken, topologies, counts, epoch)
 
 
+@pytest.mark.slow  # as those before, and test_mixtures.py has nested blends
 def test_virtual_epochs_of_a_blend_of_blends(blend):
     """Passes of the outer one end within virtual epochs, and these within passes."""
     inner = [{"path": "blend.yaml", "repetitions": 1}, {"path": "a", "repetitions": 0.5}]

@@ -1,6 +1,7 @@
 """A dozen of the resumes that ``python tests/packing/resumes.py 1000`` makes."""
 
 import pytest
+from repetitions import is_nightly
 from resumes import differing, make
 
 
@@ -10,7 +11,7 @@ def root(tmp_path_factory):
 
 
 def test_batches_after_resumes_are_those_of_a_run_that_nothing_disturbs(root):
-    assert differing(root, 12, seed=3, workers=0) == []
+    assert differing(root, 12 if is_nightly() else 6, seed=3, workers=0) == []
 
 
 @pytest.mark.slow

@@ -18,7 +18,9 @@ STRICT = ["mypy", "--strict"]
 PYRIGHT = ["pyright", "--pythonpath", sys.executable]
 
 
-@pytest.mark.parametrize("checker", [STRICT, PYRIGHT], ids=["mypy", "pyright"])
+@pytest.mark.parametrize(
+    "checker", [pytest.param(STRICT, marks=pytest.mark.slow), PYRIGHT], ids=["mypy", "pyright"]
+)
 def test_batches_have_their_type(checker):
     checked = subprocess.run(
         [sys.executable, "-m", *checker, PROGRAM], cwd=REPOSITORY, capture_output=True, text=True
