@@ -282,6 +282,27 @@ def test_a_filter_goes_on_when_shards_are_appended_and_it_is_built_again(texts):
     assert [change.change for change in changed.restore_report.leaves] == ["replaced"]
 
 
+def test_filters_that_change_places_keep_their_progress(texts):
+    """Each pass of a filter has each of its samples once, though the mixture is reordered within it."""
+    named = {"good": KEPT[KEPT < 240], "other": np.setdiff1d(np.arange(240), KEPT)}
+    for name, numbers in named.items():
+        build_filter_index(texts, name, numbers)
+    config = WorkerConfig(0, 1, 0)
+    entries = [{"path": str(texts), "filter": name, "weight": 1 + (name == "good")} for name in named]
+    loader = train(recipe(*entries), config)
+    seen = take(loader, 15)
+    state = loader.save_state_rank()
+    other = train(recipe(*reversed(entries)), config)
+    with pytest.raises(StateMismatchError):
+        train(recipe(*reversed(entries)), config).restore_state_rank(state)
+    other.restore_state_rank(state, on_change="continue")
+    assert {change.change for change in other.restore_report.leaves} <= {"moved"}
+    numbers = [int(text.split()[1]) for batch in seen + take(other, 150) for text in batch]
+    for of in named.values():
+        own = [number for number in numbers if number in {*of.tolist()}]
+        assert sorted(own[: len(of)]) == of.tolist()
+
+
 def test_a_file_of_lines_has_its_filter_beside_it(tmp_path, s3_server, tmp_bucket):
     lines = tmp_path / "lines.jsonl"
     lines.write_text("".join(f'{{"n": {n}}}\n' for n in range(50)))
