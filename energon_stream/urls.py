@@ -24,6 +24,15 @@ def is_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
+def path_text(path: object) -> str:
+    """Return a path or URL as text. Raises ConfigError for what is neither text nor a path."""
+    try:
+        return path if isinstance(path, str) else os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError:
+        what = f"a path or URL is text or a path, not {type(path).__name__}"
+        raise ConfigError(what, hint="Pass str, or pathlib.Path.") from None
+
+
 def url_scheme(url: str) -> str:
     """Return the lower-case scheme of the outermost file system; ``file`` for a plain path."""
     match = _URL.match(url)

@@ -174,6 +174,8 @@ class WorkerConfig(AssignableUntilHeld):
         for name, value in self.config().items():
             least = -math.inf if name == "seed_offset" else 0
             hint = "pass a number from 0 on, such as int(os.environ['RANK'])"
+            if name not in ("rank", "world_size"):
+                hint = "pass a whole number, or leave it out"
             check_whole(name, value, least, hint)
             if value is None:
                 raise ConfigError(f"{name} is None", hint=hint)

@@ -207,3 +207,17 @@ def test_logical_workers_are_streams(tmp_path, world, workers, logical):
 def test_logical_workers_that_cannot_be(world, workers, options, said):
     with pytest.raises(ValueError, match=said):
         WorkerConfig(0, world, workers, **options)
+
+
+    ("name", "remedy"),
+    [
+        ("rank", "RANK"),
+        ("num_workers", "or leave it out"),
+        ("num_streams", "or leave it out"),
+        ("seed_offset", "a whole number"),
+    ],
+)
+@pytest.mark.parametrize("value", [None, "8", 1.5, True])
+def test_the_hint_fits_the_number(name, remedy, value):
+    with pytest.raises(ConfigError, match=f"{name} is .*{remedy}"):
+        WorkerConfig(**({"rank": 0, "world_size": 1, "num_workers": 0} | {name: value}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, lru_cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -315,7 +316,7 @@ class TrainingRun:
         return max(ends)
 
 
-def open_run(url: str, *, storage_options: Mapping[str, Any] | None = None) -> TrainingRun:
+def open_run(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> TrainingRun:
     """Open the records of a run, which a loader with ``run=`` wrote.
 
     Args:
@@ -338,4 +339,4 @@ def open_run(url: str, *, storage_options: Mapping[str, Any] | None = None) -> T
         >>> open_run("runs/a").when(step.samples[0].key)[0].step
         0
     """
-    return TrainingRun(str(url), storage_options)
+    return TrainingRun(os.fspath(url), storage_options)

@@ -84,6 +84,10 @@ class SavableDataset(ABC, Generic[T_co]):
     def len_stream(self, stream: int) -> int | None:
         """Return the elements of one pass of a stream; None if it never ends or the length is unknown."""
 
+    def counts_samples(self) -> bool:
+        """Return whether :meth:`len_stream` is of samples, where it makes elements of any number of them."""
+        return any(inner.counts_samples() for inner in self.inputs)
+
     @abstractmethod
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:
         """Make elements again from their keys. All keys come in one call, so that few requests read them."""

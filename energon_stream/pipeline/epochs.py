@@ -302,6 +302,11 @@ class EvenDataset(Wrapper[T_co]):
                 f'ends="{ends}" needs passes that end, and this dataset goes on for ever',
                 hint='leave ends="uneven", pass repeat=False, or use virtual_epoch_length',
             )
+        if dataset.counts_samples():
+            raise ConfigError(
+                f'ends="{ends}" needs the number of packs of a pass, and a buffer makes any number of its samples',
+                hint='leave ends="uneven", or plan packs with packing=PlannedPacking(…), which counts them',
+            )
         self.ends = ends
         self.length: int = min(known) if ends == "drop" else max(known)
         if min(known) < 1:  # on all ranks alike: one that has begun would wait for the others

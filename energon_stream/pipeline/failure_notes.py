@@ -15,6 +15,8 @@ from energon_stream.printable import printable, strip_credentials
 
 JOIN_MEMBER: Final = "__join_member__"
 """Attribute of an error: number of the dataset of a join whose sample could not be made."""
+FAILED_SAMPLE: Final = "__failed_sample__"
+"""Attribute of an error: the sample, of several that a selector of packs got, for which it was raised."""
 _LONGEST_MESSAGE = 300
 MOST_CAUSES: Final = 20  # they may be in a circle
 _LIBRARY = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -59,7 +61,7 @@ class Failures:
 
     def __init__(self, dataset: Any = None) -> None:
         self._dataset = dataset
-        self._kinds: set[tuple[type[Exception], str]] = set()
+        self._kinds: set[tuple[str, str]] = set()
         self.notes: Notes = Notes([0, 0, 0, 0], [])
 
     def take(self) -> Notes:
@@ -97,7 +99,10 @@ class Failures:
         self.notes.counts[2] += 1
         if len(self.notes.calls) < MOST_NAMED:
             self.notes.calls.append((function, [replace(place, **about) for place in places]))
-        kind = type(error), line
+        kind = (
+            f"{type(error).__module__}.{type(error).__qualname__}",
+            line,
+        )  # a class may be made in each call
         is_new = kind not in self._kinds
         self._kinds.add(kind)
         return is_new

@@ -162,5 +162,8 @@ class GroupBatchDataset(BatchMaker[T_co]):
             return samples
         return -(-samples // self.batch_size)
 
+    def counts_samples(self) -> bool:
+        return self.batch_size is None or super().counts_samples()
+
     def nominal_length(self) -> int:
         return max(1, self.dataset.nominal_length() // (self.batch_size or 1))

@@ -20,6 +20,7 @@ from energon_stream.pipeline.dataset import (
     function_name,
     is_stateless,
 )
+from energon_stream.pipeline.failure_notes import FAILED_SAMPLE
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.map import RunningGenerator, call_again
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
@@ -269,18 +270,21 @@ class _PackingNode(PackNode):
                 taken.extend(found)
                 yield found[0].value
 
-        stream = values()
-        try:
-            returned = dataset.pre_packer(stream if is_stream else [item.value for item in taken])
-            config = dataset.worker_config
-            call = config.active_worker_sample_index, config.active_worker_batch_index
-            may_make = config.conventions == "energon" and not is_stream
-            selected = resolve(taken, returned, self._selector.name, call if may_make else None)
-        except Exception:
-            if not failed:
-                raise
-        finally:
-            stream.close()
+        while True:
+            stream = values()
+            try:
+                returned = dataset.pre_packer(stream if is_stream else [item.value for item in taken])
+                config = dataset.worker_config
+                call = config.active_worker_sample_index, config.active_worker_batch_index
+                may_make = config.conventions == "energon" and not is_stream
+                selected = resolve(taken, returned, self._selector.name, call if may_make else None)
+                break
+            except Exception as error:
+                if failed:
+                    return failed[0]
+                self._leave_out(error, taken)
+            finally:
+                stream.close()
         if failed:
             return failed[0]
         if is_stream and len(selected[0]) > 1:
@@ -289,6 +293,20 @@ class _PackingNode(PackNode):
                 hint="return one pack, and push back the samples of the others",
             )
         return selected
+
+    def _leave_out(self, error: Exception, taken: list[Item]) -> None:
+        """Note the sample that an error is of, and leave it out; the others are selected again."""
+        sample = error.__dict__.pop(FAILED_SAMPLE, None)
+        values = [id(item.value) for item in taken]
+        if sample is None or id(sample) not in values:
+            raise error
+        failed = taken.pop(values.index(id(sample)))
+        self._selector.failed(
+            error, sample, (failed,), self._selector.in_a_row if self._selections == 1 else -1
+        )
+        if self._dataset.buffer_size == "stream":
+            self._kept.extendleft(reversed(taken))
+            taken.clear()
 
     def _count(self, left_out: int, taken: int) -> None:
         if left_out and not self._left_out:
@@ -406,3 +424,6 @@ class PackingDataset(PackMaker[T_co]):
             returned = self.pre_packer(samples)
         packs = returned.packs if isinstance(returned, PackedSamplesOutput) else returned
         return [sample for pack in packs for sample in pack]
+
+    def counts_samples(self) -> bool:
+        return True

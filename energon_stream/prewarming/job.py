@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,8 +28,6 @@ from energon_stream.urls import is_local
 from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
-    import os
-
     from energon_stream.engine.tasks import TaskEngine
 
 _log = logging.getLogger(__name__)
@@ -102,6 +101,7 @@ def prewarm(
         raise ConfigError("there is no cache to fill", hint="Pass cache=, or set ENERGON_STREAM_CACHE_DIR.")
     training = {"batch_size": batch_size, **options}
     kept = None if layer is None else layer.config
+    path = path if isinstance(path, Mapping) else os.fspath(path)
     job = _Job(path, training, config, node_ranks(config, ranks), amount, kept, verify, dry_run, progress)
     plan = job if engine is None else replace(job, dry_run=True)
     found = run_isolated(plan.run) if isolated else plan.run()

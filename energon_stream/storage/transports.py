@@ -23,7 +23,7 @@ from energon_stream.storage.managed import ManagedStore
 from energon_stream.storage.obstore_use import obstore_usable
 from energon_stream.storage.retry import RetryPolicy, retry_deadline
 from energon_stream.storage.store import Store
-from energon_stream.urls import is_local, join_url, url_scheme
+from energon_stream.urls import is_local, join_url, path_text, url_scheme
 
 if TYPE_CHECKING:
     from energon_stream.storage.counters import StorageCounters
@@ -149,6 +149,7 @@ class StoreSpec:
     retry_deadline: float | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "url", path_text(self.url))
         if self.transport not in ("auto", "fsspec", "obstore"):
             raise ConfigError(
                 f"unknown transport {self.transport!r}", hint="Use 'auto', 'fsspec' or 'obstore'."

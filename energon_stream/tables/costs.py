@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -168,7 +169,9 @@ def load_costs(store: Store, name: str) -> SavedCosts:
         raise CostsError(f"the costs {name!r} are damaged: {error}", where=where, hint=again) from error
 
 
-def read_costs(url_or_path: str, name: str, *, storage_options: Mapping[str, Any] | None = None) -> Costs:
+def read_costs(
+    url_or_path: str | os.PathLike[str], name: str, *, storage_options: Mapping[str, Any] | None = None
+) -> Costs:
     """Read the costs of all samples of a dataset, in the order of ``.info.json``.
 
     Args:
@@ -186,7 +189,7 @@ def read_costs(url_or_path: str, name: str, *, storage_options: Mapping[str, Any
         >>> len(read_costs("texts", "bytes"))
         64
     """
-    store = StoreSpec(url_or_path, storage_options).open()
+    store = StoreSpec(os.fspath(url_or_path), storage_options).open()
     return _fresh(store, name, read_info(store))
 
 

@@ -320,9 +320,9 @@ def _built(
         raise ConfigError(
             "build_packing_groups and build_batch exclude each other", hint="override one of them"
         )
-    groups = encoder.build_packing_groups(datasets, batching.pop("packing_buffer_size"), shuffle_buffer_size)
+    made = encoder.build_packing_groups(datasets, batching.pop("packing_buffer_size"), shuffle_buffer_size)
     packed = []
-    for group, numbers in zip(groups, group_members(groups, datasets), strict=True):
+    for group, numbers in group_members(made, datasets):
         chosen, size = [pairs[number] for number in numbers], group.shuffle_buffer_size
         check_buffer_size(group.packing_buffer_size)
         dataset = joined(chosen, False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from inspect import Parameter, signature
@@ -89,16 +89,22 @@ class PackingGroupConfig:
     shuffle_buffer_size: int | None = None
 
 
-def group_members(groups: Sequence[PackingGroupConfig], datasets: Sequence[LoadedDataset]) -> list[list[int]]:
-    """Return the places of each group's datasets. Raises ConfigError unless each is in exactly one group."""
+def group_members(
+    made: object, datasets: Sequence[LoadedDataset]
+) -> list[tuple[PackingGroupConfig, list[int]]]:
+    """Return groups with the places of their datasets. Raises ConfigError unless each is in exactly one."""
+    groups: list[Any] = list(made) if isinstance(made, Iterable) else [made]
+    hint = "put each of the datasets that it gets into exactly one group, and leave no group empty"
+    wrong = {type(group).__name__ for group in groups if not isinstance(group, PackingGroupConfig)}
+    if wrong:
+        what, hint = ", ".join(sorted(wrong)), "return a list of PackingGroupConfig"
+        raise ConfigError(f"build_packing_groups returned {what}", hint=hint)
     places = {id(each): place for place, each in enumerate(datasets)}
     members = [[places.get(id(each), -1) for each in group.datasets] for group in groups]
     if sorted(place for group in members for place in group) != list(range(len(datasets))) or [] in members:
-        raise ConfigError(
-            f"build_packing_groups returned groups of {[*map(len, members)]} datasets, of {len(datasets)}",
-            hint="put each of the datasets that it gets into exactly one group, and leave no group empty",
-        )
-    return members
+        what = f"groups of {[*map(len, members)]} datasets, of {len(datasets)}"
+        raise ConfigError(f"build_packing_groups returned {what}", hint=hint)
+    return list(zip(groups, members, strict=True))
 
 
 def call_with_accepted(function: Callable[..., Any], **arguments: Any) -> Any:

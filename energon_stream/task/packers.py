@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError, SkipSample
 from energon_stream.pipeline.dataset import function_label
+from energon_stream.pipeline.failure_notes import FAILED_SAMPLE
 from energon_stream.pipeline.failures import field_of
 from energon_stream.pipeline.pack_members import PackedSamplesOutput, PartialSample
 from energon_stream.schedule.planned import Overlong
@@ -117,6 +118,9 @@ class LengthPacker:
             length: Any = self.length(sample)
         except SkipSample:
             return []
+        except Exception as error:
+            error.__dict__[FAILED_SAMPLE] = sample
+            raise
         where = f"sample {field_of(sample, '__key__')}"
         try:
             size = index(length)  # also of a tensor

@@ -87,7 +87,7 @@ def convert_dataset(
     columns: Mapping[str, str] | None = None,
     files: Collection[str] = (),
     key: str | None = None,
-    files_root: str | None = None,
+    files_root: str | os.PathLike[str] | None = None,
     split: str | None = None,
     config: str | None = None,
     trust: bool = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,6 @@ from energon_stream.write.dealing import Dealer, parse_dealing
 from energon_stream.write.journal import WRITING, PartArguments, load_part, load_shards, part_files
 
 if TYPE_CHECKING:
-    import os
-
     from energon_stream.storage import Store
 
 CRUDE: Mapping[str, Any] = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
@@ -89,7 +88,7 @@ def publish_shards(
 
 
 def finish_dataset(
-    url_or_path: str,
+    url_or_path: str | os.PathLike[str],
     *,
     split_ratio: Sequence[float] | Mapping[str, float] | None = None,
     split_patterns: Sequence[str] | None = None,
@@ -130,7 +129,7 @@ def finish_dataset(
         {'data-00000-000000.tar': 5, 'data-00001-000000.tar': 5}
     """
     options = MetadataOptions(split_ratio, split_patterns, dataset_yaml)
-    store = StoreSpec(url_or_path, storage_options).open()
+    store = StoreSpec(os.fspath(url_or_path), storage_options).open()
     existing = {entry.path for entry in store.list(META_FOLDER)}
     records = ShardRecords(store, WRITING, existing)
     if existing & {INFO_JSON, INFO_YAML}:

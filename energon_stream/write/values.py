@@ -313,13 +313,27 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"it cannot hold a value of type {type(value).__name__}")
 
 
+def _distinct(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise TypeError(f"two keys are {max(names, key=names.count)!r} in JSON")
+
+
+def _encode_json(value: Any) -> bytes:
+    text = json.dumps(value, default=_plain)
+    json.loads(text, object_pairs_hook=_distinct)  # 1 and "1" are one key there
+    return text.encode()
+
+
 def _encode_cbor(value: Any) -> bytes:
     with of_extra("decode"):
         import cbor2
     try:
         return bytes(cbor2.dumps(value, default=lambda encoder, inner: encoder.encode(_plain(inner))))
-    except cbor2.CBORError as error:  # such as a time without a zone
-        raise TypeError(str(error)) from error
+    except cbor2.CBORError as error:
+        cure = ": give it one by replace(tzinfo=UTC), or write isoformat()"
+        text = f"a time in it has no zone{cure}" if "naive" in str(error) else str(error)
+        raise TypeError(text) from error
 
 
 def _encode_msgpack(value: Any) -> bytes:
@@ -369,7 +383,7 @@ _ARRAY = "an array, list or tensor that NumPy has a type for, so give .float() o
 _ROWS: tuple[tuple[Iterable[str], Any, str, Callable[[Any], bytes]], ...] = (
     (IMAGE_EXTENSIONS, (), _IMAGE, bytes),
     (("pkl", "pickle", "pyd"), (), "no objects: pickles can run code; use json, npy, npz or pth", bytes),
-    (("json", "jsn"), object, _JSON, lambda value: json.dumps(value, default=_plain).encode()),
+    (("json", "jsn"), object, _JSON, _encode_json),
     (("mp", "msg", "msgpack"), object, _JSON, _encode_msgpack),
     (("cbor",), object, _JSON, _encode_cbor),
     (("npy",), _ARRAYS, _ARRAY, lambda value: _save(np.save, {"arr": value})),

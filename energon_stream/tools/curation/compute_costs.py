@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +91,7 @@ def _imported(name: str) -> CostFunction:
 
 
 def compute_costs(
-    url_or_path: str,
+    url_or_path: str | os.PathLike[str],
     name: str,
     function: CostFunction | str | None = None,
     *,
@@ -147,7 +148,7 @@ def compute_costs(
             "costs need one source",
             hint="give one of function, values, media, table (and its column), column",
         )
-    spec = StoreSpec(url_or_path, storage_options)
+    spec = StoreSpec(os.fspath(url_or_path), storage_options)
     store = spec.open()
     counts = read_info(store)
     marked = mark_shards(store, counts)

@@ -6,6 +6,7 @@ last complete shard.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -33,8 +34,6 @@ from energon_stream.write.shard_writer import ShardWriter, existing_metadata, pu
 from energon_stream.write.tar_shard import MAX_SIZE
 
 if TYPE_CHECKING:
-    import os
-
     from energon_stream.arrays import Int64Array
     from energon_stream.engine.tasks import TaskEngine
 
@@ -43,8 +42,8 @@ _CODE = ("sample_loader", "part_filter")
 
 
 def merge_datasets(
-    sources: Sequence[str],
-    target: str,
+    sources: Sequence[str | os.PathLike[str]],
+    target: str | os.PathLike[str],
     *,
     engine: TaskEngine | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -79,8 +78,9 @@ def merge_datasets(
         >>> sum(merge_datasets(["half-one", "half-two"], "whole").values())
         64
     """
-    check_outside(sources, target)
-    specs = [StoreSpec(url, storage_options) for url in sources]
+    urls, target = [os.fspath(url) for url in sources], os.fspath(target)
+    check_outside(urls, target)
+    specs = [StoreSpec(url, storage_options) for url in urls]
     out = StoreSpec(target, storage_options)
     found = [read_metadata(spec) for spec in specs]
     for metadata in found[1:]:
@@ -120,8 +120,8 @@ def merge_datasets(
 
 
 def split_dataset(
-    source: str,
-    targets: Mapping[str, str],
+    source: str | os.PathLike[str],
+    targets: Mapping[str, str | os.PathLike[str]],
     *,
     ratio: Mapping[str, float] | None = None,
     keys: Mapping[str, Iterable[str]] | None = None,
@@ -159,12 +159,13 @@ def split_dataset(
         >>> found
         {'a': 1, 'b': 63}
     """
+    source, outs = os.fspath(source), {name: os.fspath(url) for name, url in targets.items()}
     if (ratio is None) == (keys is None) or (rest is not None and keys is None):
         raise ConfigError("give either ratio or keys, and rest with keys only")
     named = {*(ratio or keys or {}), *([] if rest is None else [rest])}
-    if named != targets.keys() or (ratio is not None and not min(ratio.values()) >= 0 < sum(ratio.values())):
+    if named != outs.keys() or (ratio is not None and not min(ratio.values()) >= 0 < sum(ratio.values())):
         raise ConfigError("each name needs a target and a share above 0, or keys", where=source)
-    for target in targets.values():
+    for target in outs.values():
         check_outside([source], target)
     spec = StoreSpec(source, storage_options)
     metadata = read_metadata(spec)
@@ -179,13 +180,13 @@ def split_dataset(
     }
     return {
         name: _write(spec, metadata, chosen[name], target, signature=f"{signature}:{name}", **options)
-        for name, target in targets.items()
+        for name, target in outs.items()
     }
 
 
 def sample_dataset(
-    source: str,
-    target: str,
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
     *,
     count: int | None = None,
     share: float | None = None,
@@ -220,6 +221,7 @@ def sample_dataset(
         >>> sample_dataset("captions", "few", count=5)
         5
     """
+    source, target = os.fspath(source), os.fspath(target)
     if sum(value is not None for value in (count, share, keys)) != 1:
         raise ConfigError("give one of count, share and keys")
     check_outside([source], target)

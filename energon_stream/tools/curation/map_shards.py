@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +50,7 @@ class Shard:
 
 
 def map_shards(
-    url_or_path: str,
+    url_or_path: str | os.PathLike[str],
     function: Callable[[Shard], _R],
     *,
     engine: TaskEngine | None = None,
@@ -79,7 +80,7 @@ def map_shards(
         >>> sorted(map_shards("tars", lambda shard: sum(1 for sample in shard.samples())))
         [16, 16, 16, 16]
     """
-    spec = StoreSpec(url_or_path, storage_options)
+    spec = StoreSpec(os.fspath(url_or_path), storage_options)
     entries = find_shards(spec.open())
     tasks = entries if part is None else part.of(entries)
     run = partial(_run, spec, function)

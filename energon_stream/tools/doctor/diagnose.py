@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -93,7 +94,7 @@ class Diagnosis:
 
 
 def diagnose(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, Any] | None = None,
     cache: CacheConfig | None = None,
@@ -119,6 +120,7 @@ def diagnose(
         >>> found.is_healthy, [speed.in_flight for speed in found.speeds]
         (True, [1, 4, 16, 64])
     """
+    url = os.fspath(url)
     findings: list[Finding] = []
 
     def note(finding: Finding) -> None:

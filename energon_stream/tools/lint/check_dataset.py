@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ _PLAIN = "all tars"
 
 @renamed(sample_rate="share")
 def lint_dataset(
-    url_or_path: str,
+    url_or_path: str | os.PathLike[str],
     *,
     split_parts: Sequence[str] | None = None,
     split_config: str = SPLIT_CONFIG,
@@ -81,7 +82,7 @@ def lint_dataset(
     """
     if not 0 < share <= 1:
         raise ConfigError(f"share is {share}", hint="use a share above 0, and 1 at most")
-    found = _find(url_or_path, storage_options, split_config, dataset_config, split_parts)
+    found = _find(os.fspath(url_or_path), storage_options, split_config, dataset_config, split_parts)
     tasks = found.tasks if decode else [replace(task, decodes=False) for task in found.tasks]
     tasks = tasks if part is None else part.of(tasks)
     check = ShardCheck(found.spec, None, None, share, seed)
