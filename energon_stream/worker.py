@@ -173,9 +173,7 @@ class WorkerConfig(AssignableUntilHeld):
         given = {"num_streams": self.num_streams, "dealt_to": self.dealt_to}
         for name, value in self.config().items():
             least = -math.inf if name == "seed_offset" else 0
-            hint = "pass a number from 0 on, such as int(os.environ['RANK'])"
-            if name not in ("rank", "world_size"):
-                hint = "pass a whole number, or leave it out"
+            hint = "pass a whole number, as int(os.environ['RANK']) for rank, or leave out what has a default"
             check_whole(name, value, least, hint)
             if value is None:
                 raise ConfigError(f"{name} is None", hint=hint)

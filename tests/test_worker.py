@@ -212,8 +212,8 @@ def test_logical_workers_that_cannot_be(world, workers, options, said):
     ("name", "remedy"),
     [
         ("rank", "RANK"),
-        ("num_workers", "or leave it out"),
-        ("num_streams", "or leave it out"),
+        ("num_workers", "or leave out what has a default"),
+        ("num_streams", "or leave out what has a default"),
         ("seed_offset", "a whole number"),
     ],
 )

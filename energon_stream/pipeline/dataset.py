@@ -58,6 +58,8 @@ class SavableDataset(ABC, Generic[T_co]):
     training: bool = True
     regroups: ClassVar[bool] = False
     """True if an element is made of any number of elements of ``inputs``."""
+    counts_samples: bool = False
+    """True if :meth:`len_stream` counts those, because nothing tells how many elements they make."""
     _savable_fields: ClassVar[tuple[str, ...]] = ()
     """Attributes that are the state of a class that writes ``__iter__``."""
 
@@ -83,10 +85,6 @@ class SavableDataset(ABC, Generic[T_co]):
     @abstractmethod
     def len_stream(self, stream: int) -> int | None:
         """Return the elements of one pass of a stream; None if it never ends or the length is unknown."""
-
-    def counts_samples(self) -> bool:
-        """Return whether :meth:`len_stream` is of samples, where it makes elements of any number of them."""
-        return any(inner.counts_samples() for inner in self.inputs)
 
     @abstractmethod
     def restore_many(self, keys: Sequence[RestoreKey], context: Context) -> list[Item]:

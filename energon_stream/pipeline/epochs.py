@@ -256,6 +256,10 @@ class _EvenNode(WrapperNode):
         return {"in": self._inner.state(), "at": self._at, "last": self._last, "end": self._ended}
 
 
+def _counts_samples(dataset: SavableDataset[Any]) -> bool:
+    return dataset.counts_samples or any(map(_counts_samples, dataset.inputs))
+
+
 class EvenDataset(Wrapper[T_co]):
     """Gives every stream, and so every rank, the same number of elements in a pass.
 
@@ -302,7 +306,7 @@ class EvenDataset(Wrapper[T_co]):
                 f'ends="{ends}" needs passes that end, and this dataset goes on for ever',
                 hint='leave ends="uneven", pass repeat=False, or use virtual_epoch_length',
             )
-        if dataset.counts_samples():
+        if _counts_samples(dataset):
             raise ConfigError(
                 f'ends="{ends}" needs the number of packs of a pass, and a buffer makes any number of its samples',
                 hint='leave ends="uneven", or plan packs with packing=PlannedPacking(…), which counts them',

@@ -143,6 +143,7 @@ class GroupBatchDataset(BatchMaker[T_co]):
             raise ConfigError(f"batch_size is {fixed_batch_size}", hint="use 1 or more")
         self.criterion: Callable[[Any], tuple[Hashable, int | None]] = sample_group_key
         self.batch_size = fixed_batch_size
+        self.counts_samples = fixed_batch_size is None
 
     def group_of(self, value: Any) -> tuple[Hashable, int]:
         """Return an element's group and its size. Raises ConfigError if there is no size."""
@@ -161,9 +162,6 @@ class GroupBatchDataset(BatchMaker[T_co]):
         if samples is None or self.batch_size is None:
             return samples
         return -(-samples // self.batch_size)
-
-    def counts_samples(self) -> bool:
-        return self.batch_size is None or super().counts_samples()
 
     def nominal_length(self) -> int:
         return max(1, self.dataset.nominal_length() // (self.batch_size or 1))

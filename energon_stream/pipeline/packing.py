@@ -382,6 +382,7 @@ class PackingDataset(PackMaker[T_co]):
 
     kind = "Pack"
     node_type = _PackingNode
+    counts_samples: bool = True
     option_names: ClassVar[tuple[str, ...]] = ("buffer_size", "pre_packer", "final_packer")
 
     def __init__(
@@ -424,6 +425,3 @@ class PackingDataset(PackMaker[T_co]):
             returned = self.pre_packer(samples)
         packs = returned.packs if isinstance(returned, PackedSamplesOutput) else returned
         return [sample for pack in packs for sample in pack]
-
-    def counts_samples(self) -> bool:
-        return True

@@ -4,6 +4,8 @@ import pytest
 
 from energon_stream import (
     DefaultTaskEncoder,
+    EvenDataset,
+    GroupBatchDataset,
     LengthPacker,
     PackingGroupConfig,
     WorkerConfig,
@@ -13,6 +15,7 @@ from energon_stream import (
 )
 from energon_stream.errors import ConfigError, FatalSampleError
 from energon_stream.testing.datasets import prepared_text_dataset
+from energon_stream.testing.operator_suite import NumbersDataset
 
 ONE = WorkerConfig(0, 1, 0)
 SAMPLES = 24
@@ -110,6 +113,17 @@ def test_packs_of_a_buffer_cannot_be_counted(folder, ends):
     assert (
         len(list(get_savable_loader(get_val_dataset(folder, split_part="train", **options)))) == SAMPLES // 2
     )
+
+
+@pytest.mark.parametrize("size", [2, None])
+def test_groups_of_no_fixed_size_cannot_be_counted(size):
+    numbers = NumbersDataset(8)
+    grouped = GroupBatchDataset(numbers, size, lambda number: (number % 2, 4), list)
+    if size is None:
+        with pytest.raises(ConfigError, match="needs the number"):
+            EvenDataset(grouped, "drop")
+    else:
+        EvenDataset(grouped, "drop")
 
 
 def groups(make):
