@@ -209,6 +209,7 @@ def test_logical_workers_that_cannot_be(world, workers, options, said):
         WorkerConfig(0, world, workers, **options)
 
 
+@pytest.mark.parametrize(
     ("name", "remedy"),
     [
         ("rank", "RANK"),
