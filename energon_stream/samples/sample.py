@@ -46,7 +46,8 @@ def edataclass(cls: type[T] | None = None) -> type[T] | Callable[[type[T]], type
 def _decorated(cls: type[T]) -> type[T]:
     has_init = "__init__" in vars(cls)
     made: Any = dataclass(slots=True, kw_only=True)(cls)
-    if not has_init and getattr(made, "__post_init__", None) is vars(Shown).get("__post_init__", made):
+    hook, known = getattr(made, "__post_init__", None), made.__dataclass_fields__
+    if not has_init and hook is vars(Shown).get("__post_init__", made) and "__tags__" not in known:
         # The same constructor with __tags__ as well. A wrapper around it would double the time of a sample.
         fields: list[Any] = [(entry.name, entry.type, copy(entry)) for entry in dataclasses.fields(made)]
         fields.append(("__tags__", dataclasses.InitVar[Any], None))
@@ -133,6 +134,9 @@ class Shown:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        own = [base for base in cls.__mro__ if "__post_init__" in vars(base) and base is not Shown]
+        if own:  # also of a base after this one, which would not be found otherwise
+            cls.__post_init__ = vars(own[0])["__post_init__"]  # type: ignore[attr-defined]
         cls.__repr__ = cls.__repr__  # type: ignore[method-assign] # else a dataclass gets one with all values
 
     def __repr__(self) -> str:

@@ -81,6 +81,13 @@ class CallRng:
                     (made.setstate if kind == "random" else made.set_state)(state[kind])
 
 
+class RngOfCall:
+    """Attribute of a class that has the generators of the call, unless the object has one of its own."""
+
+    def __get__(self, owner: object, kind: type | None = None) -> CallRng:
+        return call_rng()
+
+
 def _state(made: Any) -> Any:
     if isinstance(made, np.random.Generator):
         return made.bit_generator.state

@@ -11,7 +11,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.media import CachePool, active_pool
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE
 from energon_stream.task.build import PipelineBuilder
-from energon_stream.task.call_rng import CallRng, call_rng
+from energon_stream.task.call_rng import RngOfCall
 from energon_stream.task.cooking import Cooker, check_parameters, parameter_problem
 from energon_stream.task.field_mapping import batch_samples, convert
 from energon_stream.task.stateless import stateless
@@ -48,6 +48,9 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         cookers: For datasets of crude samples. Without cookers, crude samples reach ``encode_sample`` as they
             are.
         packer: Selects packs by length; None if the encoder has a selector of its own.
+        rng: Random generators ``torch``, ``numpy`` and ``random``, which leave the global ones alone. Each
+            call of a hook has its own, with a seed from the stream's seed and the call's counter. So they
+            draw the same after a restore, and with other ranks and workers of the same streams.
         blend_sample_size_alpha: How far :class:`MeasuredBlendDataset` prefers what is behind its share.
         blend_sample_size_epsilon: How random it is.
 
@@ -69,6 +72,7 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
     decoder: FileStoreDecoder | None = SampleDecoder()
     cookers: Sequence[Cooker[Any]] = ()
     packer: LengthPacker | None = None
+    rng = RngOfCall()
     blend_sample_size_alpha: float = 1.0
     blend_sample_size_epsilon: float = 1.0
 
@@ -161,15 +165,6 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
     def cache(self) -> CachePool:
         """Cache pool of the running loader; without one, a pool that keeps nothing."""
         return active_pool()
-
-    @property
-    def rng(self) -> CallRng:
-        """Random generators ``torch``, ``numpy`` and ``random`` for hooks, which leave the global ones alone.
-
-        Each call of a hook has its own, with a seed from the stream's seed and the call's counter. So what
-        they draw is the same after a restore, and with other ranks and workers of the same streams.
-        """
-        return call_rng()
 
     @property
     def current_batch_index(self) -> int:

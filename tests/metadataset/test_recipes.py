@@ -2,7 +2,7 @@
 
 import pickle
 import random
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 
@@ -382,6 +382,40 @@ class Counted(TextSample):
 
     def __post_init__(self) -> None:
         self.total = len(self.text)
+
+
+class Mixin:
+    def __post_init__(self) -> None:
+        self.seen = True
+
+
+@edataclass
+class Mixed(TextSample, Mixin):
+    seen: bool = False
+
+
+@dataclass
+class Plain(TextSample, Mixin):
+    seen: bool = False
+
+
+@edataclass
+class Tagged(TextSample):
+    __tags__: list[str] = field(default_factory=list)
+
+
+@edataclass
+class MoreTagged(Tagged):
+    more: int = 0
+
+
+def test_types_of_programs_may_have_the_same_names():
+    keys = {"__key__": "a", "__restore_key__": (), "text": "abc"}
+    assert Mixed(**keys).seen
+    assert Plain(**keys).seen
+    for kind in (Tagged, MoreTagged):
+        tagged = kind(**keys, __tags__=["x"], __subflavors__={"y": 1})
+        assert (tagged.__tags__, tagged.__subflavors__) == (["x"], {"y": 1})
 
 
 def test_types_of_programs_take_tags():

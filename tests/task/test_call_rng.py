@@ -107,6 +107,14 @@ def test_states_of_generators_are_saved_and_restored():
     assert drawn(rng) == wanted
 
 
+def test_an_encoder_may_have_an_attribute_of_this_name():
+    class Own(Encoder):
+        def __init__(self):
+            self.rng = random.Random(1)
+
+    assert Own().rng.random() == random.Random(1).random()
+
+
 def test_outside_of_a_pipeline_generators_go_on():
     encoder = Encoder()
     assert encoder.encode_sample(1) != encoder.encode_sample(1)
