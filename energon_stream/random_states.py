@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from energon_stream.imports import LazyModule
+from energon_stream.worker import Activation, innermost_call
 
 if TYPE_CHECKING:
     import torch
@@ -54,34 +54,14 @@ def restored_states() -> Iterator[None]:
         outer.apply()
 
 
-class _Here(threading.local):
-    step: StepStates | None = None
-
-
-_here = _Here()
-
-
-class StepStates:
-    """A ``with`` block after which the states are restored, if :func:`seed_in_step` was called in it.
+def seed_in_step(seed: int) -> None:
+    """Seed the generators until the step is over, which then restores their states.
 
     Saving and restoring takes 0.4 ms. A step seeds many times, and saves and restores once.
     """
-
-    __slots__ = ("_before", "outer")
-
-    def __enter__(self) -> None:
-        self.outer: RandomState | None = None
-        self._before, _here.step = _here.step, self
-
-    def __exit__(self, *_: object) -> None:
-        _here.step = self._before
-        if self.outer is not None:
-            self.outer.apply()
-
-
-def seed_in_step(seed: int) -> None:
-    """Seed the generators until the step is over."""
-    step = _here.step
-    if step is not None and step.outer is None:
-        step.outer = RandomState.current()
+    step = innermost_call()
+    while step is not None and step.outer is not None and not isinstance(step.outer, Activation):
+        step = step.outer
+    if step is not None and step.at_exit is None:
+        step.at_exit = RandomState.current().apply
     seed_all(seed)

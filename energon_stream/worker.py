@@ -26,7 +26,7 @@ class _Active:
     block, which is ``outer``. ``rng`` has the generators of a call, with its number, once a hook asks.
     """
 
-    __slots__ = ("batch_index", "config", "outer", "rng", "sample_index", "stream")
+    __slots__ = ("at_exit", "batch_index", "config", "outer", "rng", "sample_index", "stream")
 
     def __init__(self, config: WorkerConfig, stream: int, sample_index: int, batch_index: int | None) -> None:
         self.config: WorkerConfig = config
@@ -35,6 +35,7 @@ class _Active:
         self.batch_index: int | None = batch_index
         self.outer: _Active | None = None
         self.rng: tuple[int, Any] | None = None
+        self.at_exit: Callable[[], None] | None = None  # called once, at the end of the block
 
     def __enter__(self) -> None:
         self.outer = outer = _here.active
@@ -48,6 +49,9 @@ class _Active:
         _here.active = outer = self.outer
         if outer is None or outer.config is not self.config:
             WorkerConfig.active_worker_config = None if outer is None else outer.config
+        if self.at_exit is not None:
+            self.at_exit()
+            self.at_exit = None
 
     def run(self, function: Callable[[Any], Any], value: Any, sample: int, batch: int | None) -> Any:
         """Return ``function(value)``, called within a block with these counters; faster than ``with``."""
@@ -62,7 +66,7 @@ class _Active:
             _here.active = outer
 
 
-class _Activation(_Active):
+class Activation(_Active):
     """A block that a program enters and leaves by calls of its own, without ``with``."""
 
     cache_pool: Any = None  # pool that hooks fetch with; None for that of the enclosing block
@@ -94,16 +98,11 @@ def innermost_call() -> _Active | None:
     return _here.active
 
 
-def is_activated() -> bool:
-    """Return True between the program's ``WorkerConfig.worker_activate`` and ``worker_deactivate``."""
-    return isinstance(_here.active, _Activation)
-
-
 def activated_pool() -> Any:
     """Return the pool that the program passed to ``WorkerConfig.worker_activate``; None if there is none."""
     active = _here.active
     while active is not None:
-        if isinstance(active, _Activation) and active.cache_pool is not None:
+        if isinstance(active, Activation) and active.cache_pool is not None:
             return active.cache_pool
         active = active.outer
     return None
@@ -328,7 +327,7 @@ class WorkerConfig(AssignableUntilHeld):
             >>> cropped(3) == cropped(3)
             True
         """
-        if WorkerConfig.active_worker_config is None and isinstance(_here.active, _Activation):
+        if WorkerConfig.active_worker_config is None and isinstance(_here.active, Activation):
             _here.active = None  # the program has cleared what it left
         if _here.active is not None:
             raise WorkerError(
@@ -339,7 +338,7 @@ class WorkerConfig(AssignableUntilHeld):
         if override_global_rank is not None and self.conventions == "energon":
             rank, worker = divmod(override_global_rank, max(1, self.num_workers))
             stream = rank + worker * self.world_size
-        active = _Activation(self, stream, sample_index, sample_index)
+        active = Activation(self, stream, sample_index, sample_index)
         active.cache_pool = cache_pool
         active.__enter__()
 
@@ -352,7 +351,7 @@ class WorkerConfig(AssignableUntilHeld):
         active = _here.active
         if active is None:
             return
-        if not isinstance(active, _Activation) or active.outer is not None:
+        if not isinstance(active, Activation) or active.outer is not None:
             raise WorkerError(
                 f"the sample index {active.sample_index} is in use",
                 hint="call worker_pop_sample_index after each worker_push_sample_index, and let hooks return",
@@ -367,7 +366,7 @@ class WorkerConfig(AssignableUntilHeld):
         """
         if _here.active is None:
             raise WorkerError("no configuration is active", hint="call worker_activate first")
-        _Activation(self, self._stream(), sample_index, None).__enter__()
+        Activation(self, self._stream(), sample_index, None).__enter__()
 
     def worker_pop_sample_index(self) -> int:
         """End the last :meth:`worker_push_sample_index`, and return its counter.
@@ -376,7 +375,7 @@ class WorkerConfig(AssignableUntilHeld):
             WorkerError: No pushed counter is left.
         """
         active = _here.active
-        if not isinstance(active, _Activation) or active.outer is None:
+        if not isinstance(active, Activation) or active.outer is None:
             raise WorkerError(
                 "worker_pop_sample_index without worker_push_sample_index", hint="call them in pairs"
             )

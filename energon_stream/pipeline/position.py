@@ -9,12 +9,17 @@ from energon_stream.errors import StateError, StateMismatchError, WorkerError
 from energon_stream.pipeline.stream_runner import Rotation, StreamRunner
 from energon_stream.rng import derive_key
 from energon_stream.schedule.saved import damaged, is_count, reading
-from energon_stream.worker import is_activated
+from energon_stream.worker import Activation, innermost_call
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.node import State
 
 _NAME = "_position"
+
+
+def is_activated() -> bool:
+    """Return True between the program's ``WorkerConfig.worker_activate`` and ``worker_deactivate``."""
+    return isinstance(innermost_call(), Activation)
 
 
 class Position:

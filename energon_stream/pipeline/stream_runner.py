@@ -11,7 +11,6 @@ from energon_stream.pipeline.failure_notes import Failures
 from energon_stream.pipeline.failures import check_pass
 from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
 from energon_stream.plugins import debug_log
-from energon_stream.random_states import StepStates
 from energon_stream.schedule.saved import reading
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ class StreamRunner:
                 reader_groups=reader_groups,
                 failures=self._failures,
             )
-            with self._config.activate(stream, batch_index=self._batches[stream]), StepStates():
+            with self._config.activate(stream, batch_index=self._batches[stream]):
                 if saved is None:
                     self._nodes[stream] = dataset.make_node(context, None)
                     continue
@@ -181,7 +180,7 @@ class StreamRunner:
         if batches in self._changing[stream]:
             self._begin_anew(stream)
         node = self._nodes[stream]
-        with self._config.activate(stream, batch_index=batches), StepStates():
+        with self._config.activate(stream, batch_index=batches):
             try:
                 item = node.next()
             except Exception as error:
@@ -209,7 +208,7 @@ class StreamRunner:
         self._changing[stream].remove(batches)
         state = node.state()
         node.close()
-        with self._config.activate(stream, batch_index=batches), StepStates():
+        with self._config.activate(stream, batch_index=batches):
             context = replace(self._contexts[stream], batches=batches)
             self._nodes[stream] = self._dataset.make_node(context, state)
         self._failures.take()  # what a node makes again was counted before

@@ -252,6 +252,21 @@ def test_workers_return_the_same(kind):
     assert found[0] == found[1]
 
 
+def test_the_random_states_of_the_program_stay():
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = random.random(), float(np.random.random()), float(torch.rand(1))
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    dataset = Twice(numbers())
+    list(get_loader(dataset))
+    dataset.worker_config.worker_activate(0)
+    try:
+        next(iter(dataset))
+        found = random.random(), float(np.random.random()), float(torch.rand(1))
+    finally:
+        dataset.worker_config.worker_deactivate()
+    assert found == expected
+
+
 def test_a_class_may_derive_from_one_that_writes_it():
     class Doubled(Pool):
         def __iter__(self):
