@@ -39,9 +39,11 @@ def library_lengths(separator):
 
 def planned(lengths, windows=4):
     """Return the loads of ranks by step, the fill, and microseconds a sample of planned packs."""
-    plan = RepeatPlan(LeafPlan(0, np.array([0, len(lengths)]), OrderSpec(100, 0, 16, 1)))
+    plan = RepeatPlan(LeafPlan(0, np.array([0, len(lengths)]), OrderSpec(100, 500, 16, 1)))
     spec = PackSpec(LONG, RANKS * MICRO_BATCHES, 8, "quadratic", "error")
-    job = JobPacks(build_schedule(plan, num_streams=1, stream=0, key=1), spec, (lengths,), RANKS, 1)
+    mixed = int(spec.step * spec.window * LONG / lengths.mean())
+    order = build_schedule(plan, num_streams=1, stream=0, key=1, mixed=mixed)
+    job = JobPacks(order, spec, (lengths,), RANKS, 1)
     steps, tokens, samples, cursor = [], 0, 0, job.job.begin()
     begin = time.process_time()
     for number in range(windows):

@@ -1,57 +1,79 @@
 """Requests and bytes of planned packs of small samples: ``python benchmarks/packing_bytes.py``.
 
-6,000 samples of 1 to 6 kB on four ranks of two streams, one pass; the last two steps of each rank, from which
-on it reads the next pass, are left out. The server counts.
+Samples of about 1, 20 and 200 KB, ten a pack, on 1 and 4 ranks of 1, 2 and 8 streams. Each rank reads one
+pass, but for its last steps, from which on it reads the next pass. The server counts.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from energon_stream import ReadOptions, compute_costs
+from energon_stream import ReadOptions, compute_costs, stateless
 from energon_stream.testing.s3server import S3Server
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "packing"))
-from packed import opened, taken, write
+from packed import Packs, opened, taken, write
 from test_packing_bytes import ranges
 
-SAMPLES, RANKS, CAPACITY = 6000, 4, 32768
-LENGTHS = np.random.default_rng(0).integers(1000, 6000, SAMPLES)
-SHUFFLED = {"shuffle_buffer_size": 500, "max_samples_per_sequence": 100}
-IN_ORDER = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+SIZES = {"1 KB": (1_000, 16_000), "20 KB": (20_000, 8_000), "200 KB": (200_000, 3_000)}
+RANKS, STREAMS, CAPACITY, SHARD, SLICE = (1, 4), (1, 2, 8), 8192, 500, 100
 
 
-def row(server, name, steps, waste, view, **options):
+class Keys(Packs):
+    """A pack is the keys of its samples."""
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return [sample.__key__ for sample in samples]
+
+
+def read(server, ranks, streams, steps, **options):
+    """Return the requests of all ranks, and their bytes over those of the tars."""
     requests = size = 0
-    for rank in range(RANKS):
-        read = ReadOptions(max_waste=waste)
-        common = {"read": read, "storage": server.storage_options, "num_streams": 8, "repeat": False}
+    for rank in range(ranks):
         server.reset_counters()
-        taken(opened("s3://bucket/texts", rank, RANKS, view=view, **common, **options), steps // RANKS - 2)
+        opening = {"read": ReadOptions(), "storage": server.storage_options, "repeat": False}
+        order = {
+            "shuffle_buffer_size": 500,
+            "max_samples_per_sequence": SLICE,
+            "num_streams": streams,
+            "encoder": Keys,
+        }
+        taken(
+            opened("s3://bucket/texts", rank, ranks, **opening, **order, **options),
+            (steps - 2 * streams) // ranks,
+        )
         found = ranges(server)
         requests, size = requests + len(found), size + sum(stop - start for _, start, stop in found)
-    print(f"| {name} | {requests} | {size / server.tar_bytes:.2f} |", flush=True)
+    return requests, size / server.tar_bytes
 
 
 def main():
-    with tempfile.TemporaryDirectory() as folder, S3Server(folder) as server:
-        path = write(Path(folder) / "bucket" / "texts", LENGTHS, shard=500)
-        compute_costs(path, "tokens", values=LENGTHS)
-        server.tar_bytes = sum(tar.stat().st_size for tar in Path(path).glob("*.tar"))
-        packs, planned = (
-            int(LENGTHS.sum()) // CAPACITY,
-            {"capacity": CAPACITY, "window": 8, "overlong": "error"},
-        )
-        print("| | requests | bytes ÷ tars |\n|---|--:|--:|")
-        row(server, "without packs", SAMPLES, 0.3, None, pack=False, **SHUFFLED)
-        row(server, "planned packs", packs, 0.3, None, **planned, **SHUFFLED)
-        row(server, "max_waste=math.inf", packs, math.inf, None, **planned, **SHUFFLED)
-        row(server, "in order", packs, math.inf, {"parallel_shard_iters": 1}, **planned, **IN_ORDER)
+    draw = np.random.default_rng(0)
+    planned = {"capacity": CAPACITY, "window": 8, "overlong": "error"}
+    print("| samples | ranks × streams | requests without packs | planned packs | ratio | bytes ÷ tars |")
+    print("|---|---|--:|--:|--:|--:|")
+    for name, (size, samples) in SIZES.items():
+        tokens = np.clip(draw.lognormal(np.log(650), 0.7, samples), 1, CAPACITY).astype(int)
+        with tempfile.TemporaryDirectory() as folder, S3Server(folder) as server:
+            lengths = draw.integers(size // 2, size + size // 2, samples)
+            path = write(Path(folder) / "bucket" / "texts", lengths, shard=SHARD)
+            compute_costs(path, "tokens", values=tokens)
+            server.tar_bytes = sum(tar.stat().st_size for tar in Path(path).glob("*.tar"))
+            for ranks in RANKS:
+                for streams in STREAMS:
+                    every = ranks * streams
+                    packs = int(tokens.sum()) // (CAPACITY * every) * every
+                    plain, _ = read(server, ranks, every, samples, pack=False)
+                    found, share = read(server, ranks, every, packs, **planned)
+                    print(
+                        f"| {name} | {ranks} × {streams} | {plain} | {found} | {found / plain:.1f} ", end=""
+                    )
+                    print(f"| {share:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ from energon_stream.errors import ConfigError, CostsError
 from energon_stream.index.database import sample_key
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.pipeline.pack_keys import PackPlan
+from energon_stream.read.read_options import LOADING
 from energon_stream.schedule import PackSpec
 from energon_stream.schedule.pack_planning import pack_lengths, pack_loads
-from energon_stream.schedule.planned import Overlong
+from energon_stream.schedule.planned import SMALL, Overlong
 from energon_stream.schedule.several_costs import PackKind
 from energon_stream.tables.costs import check_values, costs_of
 
@@ -136,11 +137,12 @@ def pack_mixture(
     each = plan.pack_samples()
     streams, batch = request.config.num_streams, request.batch_size or 1
     # To look ahead, each process plans the whole job's samples, of which a reader takes about three times the
-    # limit. So it is two windows or 32768 samples of the job, and no more than is planned in a second.
+    # limit. So it is two windows or 32768 samples of the job, and no more than is planned in a second. Large
+    # samples, whose requests gain nothing by it, need no more than six windows.
     step = plan.spec.step * each
     window = plan.spec.window * step
-    ahead = min(max(2 * window, 1 << 15), 6 * window, max(2 * step, 1 << 17))
-    limits = mixture.limits.planned(math.ceil(ahead / streams))
+    ahead = min(max(2 * window, 1 << 15), max(2 * step, 1 << 17), 6 * window if each < SMALL else 1 << 17)
+    limits = mixture.limits.planned(math.ceil(ahead / streams), math.ceil(6 * window / streams / LOADING))
     if given is None or given.first_samples is None:
         limits = replace(limits, first_samples=math.ceil(batch * each))
     return replace(mixture, packing=plan, limits=limits)

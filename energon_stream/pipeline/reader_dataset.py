@@ -259,7 +259,8 @@ class ReaderDataset(SavableDataset[Any]):
 
     def _job_packs(self, packing: PackPlan, path: str) -> JobPacks:
         key = derive_key(self.worker_config.seed_offset, path, "packs")
-        job = build_schedule(self.plan, num_streams=1, stream=0, key=key)
+        mixed = int(packing.spec.step * packing.spec.window * packing.pack_samples())
+        job = build_schedule(self.plan, num_streams=1, stream=0, key=key, mixed=mixed)
         return JobPacks(job, packing.spec, packing.costs, self.worker_config.num_streams, key, packing.more)
 
     def read_cursor(

@@ -14,18 +14,20 @@ if TYPE_CHECKING:
     from energon_stream.read.located import Located
 
 
-def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, wanted: int) -> int:
+def cut_generation(
+    objects: Int64Array, starts: Int64Array, stops: Int64Array, wanted: int, limit: int | None = None
+) -> int:
     """Choose how many of the next references form a generation.
 
     Requests are merged within a generation, so a cut between neighbours of an object costs requests. Among
     the places with a quarter to all of the wanted bytes before them, this chooses the one that separates the
     fewest neighbours for its length. In a shuffled order that is where a group of slices ends.
 
-    Takes object, first byte, and one past the last byte of each reference, in the order of use, and the
-    wanted bytes. Returns at least 1.
+    Takes object, first byte, and one past the last byte of each reference, in the order of use, the wanted
+    bytes, and the largest number of references if more than those may follow. Returns at least 1.
     """
     within = np.cumsum(stops - starts)
-    most = int(np.searchsorted(within, wanted, side="right"))
+    most = min(int(np.searchsorted(within, wanted, side="right")), len(within) if limit is None else limit)
     if most >= len(within) or most < 2:
         return max(1, most)
     # Where passes meet, a range occurs twice; its neighbour is the one of the same pass.
@@ -40,7 +42,7 @@ def cut_generation(objects: Int64Array, starts: Int64Array, stops: Int64Array, w
     separated = np.cumsum(
         np.bincount(first + 1, minlength=len(within) + 1) - np.bincount(last + 1, minlength=len(within) + 1)
     )
-    least = max(1, int(np.searchsorted(within, wanted // 4, side="left")) + 1)
+    least = max(1, int(np.searchsorted(within, min(wanted, within[most - 1]) // 4, side="left")) + 1)
     cuts = np.arange(min(least, most), most + 1)
     return int(cuts[np.argmin((separated[cuts] + 1) / cuts)])
 

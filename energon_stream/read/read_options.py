@@ -87,7 +87,7 @@ class ReadOptions:
         return replace(
             self,
             byte_budget=max(1, self.byte_budget // readers),
-            max_ahead=max(min(self.max_ahead, 512), self.max_ahead // readers),
+            max_ahead=max(min(self.max_ahead, 512), self.max_ahead // (1 if self.is_planned else readers)),
             _client_bytes=self._client_bytes // readers,
         )
 
@@ -100,10 +100,10 @@ class ReadOptions:
         most = max(_LEAST, 4 * samples)
         return self if self.max_ahead <= most else replace(self, max_ahead=most)
 
-    def planned(self, samples: int) -> ReadOptions:
+    def planned(self, samples: int, chunk: int) -> ReadOptions:
         """Return the limits where an order must be planned: ``samples`` samples ahead, bit by bit."""
         most = min(self.max_ahead, samples)
-        return replace(self, max_ahead=most, _chunk=max(1, min(self.chunk, most // LOADING)))
+        return replace(self, max_ahead=most, _chunk=max(1, min(self.chunk, chunk, most // LOADING)))
 
     @property
     def is_planned(self) -> bool:

@@ -243,9 +243,12 @@ class Planner:
             must = min(seen.whole(max(1, int((within & first).sum()))), shared)
             return must, max(0, min(int(within.sum()), shared) - must)
         wanted = min(self._plan_bytes, _FIRST_PLAN) if self.generation == 1 else self._plan_bytes
-        rest = slice(min(shared, max(1, limits.max_ahead // 2)))
-        keys, starts, stops = seen.keys, seen.starts, seen.stops
-        must = min(seen.whole(cut_generation(keys[rest], starts[rest], stops[rest], wanted)), shared)
+        keys, starts, stops = seen.keys[:shared], seen.starts[:shared], seen.stops[:shared]
+        most = limits.max_ahead // 2
+        if limits.sparse and self._view is not None:  # what follows tells where to end
+            most = min(most, shared * 3 // 4)
+        must = cut_generation(keys, starts, stops, wanted, max(1, most))
+        must = min(seen.whole(must), shared)
         if limits.is_shared:  # ranges that are taken in would be held for long, and the next plan lack them
             return must, 0
         # End the ranges that are taken in at a good place, too, so that few neighbours are separated.

@@ -79,6 +79,7 @@ class LeafSchedule:
     # The key of the plan, and the leaf's path in it with the number of its place in a blend between the ends:
     # the key at other places. None outside blends.
     place: tuple[int, str, int, str] | None = None
+    mixed: int = 0  # samples that are mixed later, among which neighbours stay together; 0 for none
     # References in one pass. With replacement, the draws decide which samples these are.
     length: int = field(init=False)
     slots: int = field(init=False)  # slices in one pass, with repetitions
@@ -196,21 +197,33 @@ class LeafSchedule:
         starts, stops = self.table.bounds(self._slices(epoch, first, first + self.slots_per_group))
         lengths = stops - starts
         total = int(lengths.sum())
+        window: float = self.order.shuffle_window
+        step = np.ones_like(lengths)
+        if self.mixed:  # runs of a slice take the places of its samples
+            step = np.maximum(1, lengths * min(self.mixed, total) // max(1, total))
+            lengths = -(-lengths // step)
+            window, total = window / max(1, total) * int(lengths.sum()), int(lengths.sum())
         slot = np.repeat(np.arange(len(lengths)), lengths)
-        place = np.arange(total, dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        samples: Int64Array = starts[slot] + place
-        draw_key = derive_key(self.key, "merge", epoch, number)
         numbers = np.arange(total, dtype=np.int64)
+        place = numbers - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        samples: Int64Array = starts[slot] + place * step[slot]
+        draw_key, order = derive_key(self.key, "merge", epoch, number), numbers
         merged = self.order.shuffle_over_epochs is not None
-        if self.order.shuffle_window > 1:
+        if window > 1:
             # Each slice has its share of the samples that are consumed within a window.
             share = lengths[slot] / total if merged else 1.0
             jitter = uniform(derive_key(draw_key, "jitter"), numbers) - 0.5
-            moved = place + jitter * (2 * _JITTER_SPREAD * self.order.shuffle_window) * share
-            samples = samples[np.lexsort((moved, slot)) if merged else np.argsort(numbers + moved - place)]
+            moved = place + jitter * (2 * _JITTER_SPREAD * window) * share
+            order = np.lexsort((moved, slot)) if merged else np.argsort(numbers + moved - place)
         if merged:
             order_key = (place + uniform(draw_key, numbers)) / lengths[slot]
-            samples = samples[np.argsort(order_key, kind="stable")]
+            order = order[np.argsort(order_key, kind="stable")]
+        if self.mixed:
+            sizes = np.minimum(step[slot], stops[slot] - samples)[order]
+            ends = np.cumsum(sizes)
+            samples = np.repeat(samples[order] - ends + sizes, sizes) + np.arange(ends[-1:].sum())
+        else:
+            samples = samples[order]
         return samples if self.selection is None else self.selection.samples(samples, epoch)
 
     def _step(self, cursor: LeafCursor, count: int) -> tuple[list[Int64Array], LeafCursor]:

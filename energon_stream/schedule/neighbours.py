@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from energon_stream.rng import derive_key, uniform
 from energon_stream.schedule.pack_planning import (
+    EVEN,
     in_units,
     match_rows,
     open_packs,
@@ -21,12 +23,12 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.schedule.pack_planning import Load
 
-_BLOCKS = (2, 4, 8, 16)
+_BLOCKS = (2, 4)
 """Blocks of neighbours of a stream in a window, the fewest first: more are more even, and more requests."""
-_EVEN = 1.02  # largest load of a stream over the mean in a step with which packs of neighbours are taken
-_LONG = 4  # pieces longer than this part of the capacity are dealt alone: each is a large request
-_SLACK = 0.3  # of the room that packs leave, which a stream may have more than the mean
-_MOVES = 8  # pieces that change streams, for each stream, at most
+_CLOSE = 100  # streams exchange runs until they differ by this part of their means
+_ROUNDS = 10  # of exchanges
+_RUNS = 3  # of a stream that are tried in turn
+_CUTS = 32  # places of a run that are tried
 
 
 def pack_neighbours(
@@ -34,69 +36,125 @@ def pack_neighbours(
 ) -> tuple[Int64Array, list[list[int]]] | None:
     """Pack the pieces of a window that has whole steps, which are in the order of storage.
 
-    Blocks of neighbours of equal length are dealt to streams by load, and each stream packs its own.
-    Returns the pack of each piece, and the packs of each stream by steps: none if these are not even. Returns
-    None if the packs do not suffice.
+    Blocks of neighbours of equal length are dealt to streams by load. Streams exchange runs of neighbours
+    until they have about the same, and each packs its own. Returns the pack of each piece, and the packs of
+    each stream by steps, as even as found; None if the packs do not suffice.
     """
     size, steps = packs // streams, packs // step
-    is_long = lengths * _LONG > capacity
-    short = np.flatnonzero(~is_long)
-    middle = np.cumsum(lengths[short]) - lengths[short] // 2
-    alone = np.flatnonzero(is_long)[np.argsort(-lengths[is_long], kind="stable")]
-    turns = np.arange(len(alone))
-    snake = np.where(turns // streams % 2, streams - 1 - turns % streams, turns % streams)
-    every = np.arange(packs).reshape(streams, size)
+    middle = np.cumsum(lengths) - lengths // 2
+    # Pieces have no load, but one that grows with the squares is near what any load of packs is.
+    parts = in_units(np.stack([lengths.astype(np.float64), lengths.astype(np.float64) ** 2], axis=1))
+    found, least = None, math.inf
     for count in _BLOCKS:
-        block = np.minimum(
-            middle * (count * streams) // max(1, int(lengths[short].sum())), count * streams - 1
-        )
-        # Blocks have no load, but one that grows with the squares is near what any load of packs is.
-        units = in_units(pack_loads(lengths[short], block, count * streams, "quadratic")[:, None])
-        owner = np.empty(len(lengths), dtype=np.int64)
-        owner[alone], owner[short] = snake, _deal_blocks(units, count)[block]
-        _level(owner, lengths, streams, size * capacity, short)
-        pack = np.empty(len(lengths), dtype=np.int64)
-        for stream in range(streams):
-            mine = np.flatnonzero(owner == stream)
-            own = pack_lengths(lengths[mine], capacity, size)
-            if own is None or len(mine) < size:
-                return None
-            pack[mine] = open_packs(own, size) + stream * size
+        block = np.minimum(middle * (count * streams) // int(lengths.sum()), count * streams - 1)
+        sums = np.zeros((count * streams, 2), dtype=np.int64)
+        np.add.at(sums, block, parts)
+        ends = np.searchsorted(block, np.arange(count * streams + 1))
+        owned: list[list[tuple[int, int]]] = [[] for _ in range(streams)]
+        for number, stream in enumerate(_deal_blocks(sums, count).tolist()):
+            owned[stream].append((int(ends[number]), int(ends[number + 1])))
+        _exchange(owned, parts)
+        pack = _pack_own(lengths, owned, capacity, size)
+        if pack is None:
+            continue
         units = in_units(pack_loads(lengths, pack, packs, load)[:, None])
-        ranked = np.take_along_axis(
-            every, np.argsort(-units[every].sum(axis=2), axis=1, kind="stable"), axis=1
-        )
-        dealt = swap_packs(units, match_rows(units, ranked.reshape(streams, step // streams, steps)))
-        dealt = dealt.transpose(1, 0, 2)
-        uneven = unevenness(units[dealt].sum(axis=2)).max(axis=1) > _EVEN
-        if uneven.any():  # some packs leave their stream
-            dealt[uneven] = swap_packs(units, dealt[uneven])
-        if unevenness(units[dealt].sum(axis=2)).max() <= _EVEN:
+        dealt = _deal_own(units, streams, steps)
+        worst = unevenness(units[dealt].sum(axis=2)).max()
+        if worst < least:
             order = np.argsort(uniform(derive_key(key, "order"), np.arange(steps)), kind="stable")
             mine = np.argsort(uniform(derive_key(key, "streams"), np.arange(streams)), kind="stable")
-            return pack, dealt[order][:, mine].transpose(1, 0, 2).reshape(streams, size).tolist()
-    return np.zeros(0, dtype=np.int64), []
+            found = pack, dealt[order][:, mine].transpose(1, 0, 2).reshape(streams, size).tolist()
+            least = worst
+        if worst <= EVEN:
+            break
+    return found
+
+
+def _pack_own(
+    lengths: Int64Array, owned: list[list[tuple[int, int]]], capacity: int, size: int
+) -> Int64Array | None:
+    """Let each stream make ``size`` packs of its pieces; return the pack of each, None if some do not fit."""
+    pack = np.empty(len(lengths), dtype=np.int64)
+    for stream, runs in enumerate(owned):
+        mine = np.concatenate([np.arange(*run) for run in runs])
+        own = pack_lengths(lengths[mine], capacity, size)
+        if own is None or len(mine) < size:
+            return None
+        pack[mine] = open_packs(own, size) + stream * size
+    return pack
+
+
+def _deal_own(units: Int64Array, streams: int, steps: int) -> Int64Array:
+    """Deal the packs of each stream to steps. Where one must have a heavier step, that of all is as heavy."""
+    every = np.arange(len(units)).reshape(streams, -1)
+    ranked = np.take_along_axis(every, np.argsort(-units[every, 0], axis=1, kind="stable"), axis=1)
+    dealt = swap_packs(units, match_rows(units, ranked.reshape(streams, -1, steps)))
+    for _ in range(2):
+        sums = units[dealt].sum(axis=(2, 3))
+        heavy = np.argsort(-sums, axis=1, kind="stable")
+        dealt = np.take_along_axis(dealt, heavy[:, :, None], axis=1)
+        most = np.take_along_axis(sums, heavy, axis=1).max(axis=0)
+        dealt = swap_packs(units, dealt, (most[0] - most)[:, None])
+    return dealt.transpose(1, 0, 2)
 
 
 def _deal_blocks(units: Int64Array, count: int) -> Int64Array:
     """Return the stream of each block: ``count`` of each, of even loads."""
-    ranked = np.argsort(-units[:, 0], kind="stable")
+    ranked = np.argsort(-units[:, 1], kind="stable")
     dealt = swap_packs(units, match_rows(units, ranked.reshape(1, count, -1)))[0]
     owner = np.empty(len(units), dtype=np.int64)
     owner[dealt] = np.arange(len(dealt))[:, None]
     return owner
 
 
-def _level(owner: Int64Array, lengths: Int64Array, streams: int, room: int, short: Int64Array) -> None:
-    """Move short pieces from the fullest stream to the emptiest, until all have about the same."""
-    sums = np.bincount(owner, weights=lengths, minlength=streams)
-    most = sums.mean() + _SLACK * (room - sums.mean())
-    for _ in range(_MOVES * streams):
-        full, empty = int(np.argmax(sums)), int(np.argmin(sums))
-        mine = short[owner[short] == full]
-        if sums[full] <= most or not len(mine):
-            return
-        piece = mine[np.argmin(np.abs(lengths[mine] - (sums[full] - sums[empty]) / 2))]
-        owner[piece] = empty
-        sums[full] -= lengths[piece]
-        sums[empty] += lengths[piece]
+def _exchange(owned: list[list[tuple[int, int]]], parts: Int64Array) -> None:
+    """Let heavier streams exchange runs of neighbours with lighter ones, until all have about the same.
+
+    ``owned`` has the runs of each stream, ``parts`` the length and the load of each piece, which take turns.
+    """
+    upto = np.concatenate([np.zeros((1, 2), dtype=np.int64), np.cumsum(parts, axis=0)])
+    sums = np.array([np.sum([upto[last] - upto[first] for first, last in runs], axis=0) for runs in owned])
+    close = upto[-1] // (len(owned) * _CLOSE)
+    for turn in range(_ROUNDS):
+        order = np.argsort(-sums[:, turn % 2 ^ 1], kind="stable").tolist()
+        for one, other in zip(order[: len(owned) // 2], order[::-1], strict=False):
+            gap = sums[one] - sums[other]
+            if (np.abs(gap) <= close).all():
+                continue
+            given, taken = _run_of(owned[one], upto, turn, 1), _run_of(owned[other], upto, turn, -1)
+            cuts, theirs = _cuts(given), _cuts(taken)
+            left, right = upto[cuts] - upto[given[0]], upto[theirs] - upto[taken[0]]
+            after = [
+                np.subtract.outer(gap[kind] - 2 * left[:, kind], -2 * right[:, kind]) / close[kind]
+                for kind in (0, 1)
+            ]
+            mine, yours = divmod(int((after[0] ** 2 + after[1] ** 2).argmin()), len(right))
+            _give(owned[one], owned[other], given, int(cuts[mine]))
+            _give(owned[other], owned[one], taken, int(theirs[yours]))
+            shift = left[mine] - right[yours]
+            sums[one] -= shift
+            sums[other] += shift
+
+
+def _run_of(runs: list[tuple[int, int]], upto: Int64Array, turn: int, sign: int) -> tuple[int, int]:
+    """Return one of a stream's longest runs, or of those of most load a length."""
+
+    def score(run: tuple[int, int]) -> int:
+        length, load = (upto[run[1]] - upto[run[0]]).tolist()
+        return run[0] - run[1] if turn % 2 else sign * (length - load)
+
+    return sorted(runs, key=score)[turn // 2 % _RUNS % len(runs)]
+
+
+def _cuts(run: tuple[int, int]) -> Int64Array:
+    """Return places of a run up to which it may be given away, its beginning first."""
+    first, last = run
+    return np.arange(first, last + 1, max(1, (last - first) // _CUTS))
+
+
+def _give(runs: list[tuple[int, int]], others: list[tuple[int, int]], run: tuple[int, int], cut: int) -> None:
+    """Give a run up to a place to another stream."""
+    if cut > run[0]:
+        runs.remove(run)
+        runs += [(cut, run[1])] if cut < run[1] else []
+        others.append((run[0], cut))

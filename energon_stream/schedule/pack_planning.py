@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Load: TypeAlias = Literal["linear", "quadratic"] | Callable[["Int64Array"], float]
 """Work of a pack: the sum of its lengths, the sum of their squares, or a function of the lengths."""
 
-_EVEN = 1.02
+EVEN = 1.02
 """Largest load over the mean with which steps are dealt at once; else others are tried."""
 _EVEN_ENOUGH = 1.04  # the same that is preferred to steps that take less time in all
 _WORST = 0.03  # weight of the largest load over the mean beside the time of all steps
@@ -45,21 +45,27 @@ def pack_lengths(lengths: Int64Array, capacity: int, packs: int | None = None) -
     step = len(lengths) + 1
     rooms: list[int] = []
     opened = 0
-    found: list[int] = []
-    for length in lengths[order].tolist():
-        at = bisect_left(rooms, length * step)
-        if at < len(rooms):
-            room = rooms.pop(at) - length * step
-        elif opened < most:
-            room = (capacity - length) * step + opened
-            opened += 1
-        else:
-            return None
-        found.append(room % step)
-        if room >= step:  # a full pack is not looked at again
-            insort(rooms, room)
+    found, times = list[int](), list[int]()
+    sizes, counts = np.unique(-lengths, return_counts=True)
+    for length, left in zip((-sizes).tolist(), counts.tolist(), strict=True):
+        while left:  # the fullest pack that has room has it for as many as fit
+            at = bisect_left(rooms, length * step)
+            if at < len(rooms):
+                room = rooms.pop(at)
+            elif opened < most:
+                room = capacity * step + opened
+                opened += 1
+            else:
+                return None
+            fit = min(left, room // step // length) if length else left
+            left -= fit
+            room -= fit * length * step
+            found.append(room % step)
+            times.append(fit)
+            if room >= step:  # a full pack is not looked at again
+                insort(rooms, room)
     placed = np.empty(len(lengths), dtype=np.int64)
-    placed[order] = found
+    placed[order] = np.repeat(np.array(found, dtype=np.int64), times)
     return placed
 
 
@@ -131,6 +137,13 @@ def unevenness(sums: npt.NDArray[Any]) -> Float64Array:
     return found
 
 
+def cost_of(sums: Int64Array) -> tuple[bool, float, float]:
+    """Return what tells better steps from worse ones, of loads by step and stream. Last is the worst step."""
+    worst = float(unevenness(sums).max())
+    time = float(sums.max(axis=1).sum()) * sums.shape[1] / max(1, float(sums.sum() / sums.shape[2]))
+    return worst > _EVEN_ENOUGH, time + _WORST * worst, worst
+
+
 def match_rows(loads: Int64Array, rows: Int64Array) -> Int64Array:
     """Give each stream of a step one pack of each row: the heaviest of a row to the lightest stream so far.
 
@@ -147,15 +160,15 @@ def match_rows(loads: Int64Array, rows: Int64Array) -> Int64Array:
     return found
 
 
-def swap_packs(loads: Int64Array, bins: Int64Array) -> Int64Array:
+def swap_packs(loads: Int64Array, bins: Int64Array, more: Int64Array | int = 0) -> Int64Array:
     """Let packs of the heavier streams of a step change places with packs of the lighter ones.
 
     ``bins`` has packs in the shape (steps, streams, packs). Streams go in pairs, and a pair swaps the packs
-    that leave the smallest difference.
+    that leave the smallest difference. ``more`` is what is added to the loads of each stream in a step.
     """
     steps, streams, size = bins.shape
     half, kinds, every = streams // 2, loads.shape[1], np.arange(steps)[:, None]
-    bins, sums = bins.copy(), loads[bins].sum(axis=2)
+    bins, sums = bins.copy(), loads[bins].sum(axis=2) + more
     for turn in range(_TURNS * kinds if half and size > 1 else 0):
         kind = turn % (kinds + 1)
         order = np.argsort(sums[:, :, kind] if kind < kinds else sums.sum(axis=2), axis=1, kind="stable")
@@ -247,17 +260,14 @@ def deal_packs(loads: Float64Array, step: int, streams: int, key: int) -> list[l
     order = np.argsort(uniform(derive_key(key, "rest"), np.arange(len(loads))), kind="stable")
     last, whole = np.sort(order[steps * step :]), np.sort(order[: steps * step])
     dealt = np.zeros((0, streams, step // streams), dtype=np.int64)
-    least = (True, math.inf)
+    least = (True, math.inf, math.inf)
     for ranked in rankings(units, whole, key, each=step == streams) if steps else ():
         for rows in rows_of_steps(ranked, steps, streams, key):
             bins = swap_packs(units, match_rows(units, rows))
-            sums = units[bins].sum(axis=2)
-            worst = float(unevenness(sums).max())
-            time = float(sums.max(axis=1).sum()) / (len(whole) // streams * _UNIT)
-            cost = worst > _EVEN_ENOUGH, time + _WORST * worst
+            cost = cost_of(units[bins].sum(axis=2))
             if cost < least:
                 dealt, least = bins, cost
-            if worst <= _EVEN:
+            if cost[2] <= EVEN:
                 break
         if not least[0]:
             break

@@ -175,10 +175,13 @@ def reached_shares(plan: Plan, num_streams: int) -> Iterator[tuple[BlendPlan, li
     yield from found
 
 
-def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int, dealt_to: int = 1) -> Schedule:
+def build_schedule(
+    plan: Plan, *, num_streams: int, stream: int, key: int, dealt_to: int = 1, mixed: int = 0
+) -> Schedule:
     """Make one stream's schedule. Each node draws from its own key, so equal datasets differ in order.
 
-    ``dealt_to`` is that of ``WorkerConfig``.
+    ``dealt_to`` is that of ``WorkerConfig``. With ``mixed``, so many samples are mixed later, and neighbours
+    stay together.
     """
     shares = stream_shares(plan, num_streams, share_of(stream, num_streams, dealt_to))
 
@@ -189,7 +192,9 @@ def build_schedule(plan: Plan, *, num_streams: int, stream: int, key: int, dealt
             outer, slash, own = path.rpartition("/")
             suffix = own.lstrip("0123456789")
             place = (key, outer, int(own.removesuffix(suffix)), suffix) if slash else None
-            return LeafSchedule(node.leaf, table, node.order, derive_key(key, path), node.selection, place)
+            return LeafSchedule(
+                node.leaf, table, node.order, derive_key(key, path), node.selection, place, mixed
+            )
         if isinstance(node, RepeatPlan):
             return RepeatSchedule(build(node.child, f"{path}r"), node.repeats)
         children = tuple(build(child, f"{path}/{number}") for number, child in enumerate(node.children))

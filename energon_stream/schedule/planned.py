@@ -16,7 +16,16 @@ import numpy as np
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
 from energon_stream.schedule.neighbours import pack_neighbours
-from energon_stream.schedule.pack_planning import Load, deal_packs, open_packs, pack_lengths, pack_loads
+from energon_stream.schedule.pack_planning import (
+    EVEN,
+    Load,
+    cost_of,
+    deal_packs,
+    in_units,
+    open_packs,
+    pack_lengths,
+    pack_loads,
+)
 from energon_stream.schedule.saved import damaged
 from energon_stream.schedule.schedule import Cursor, Refs, Schedule
 from energon_stream.schedule.several_costs import PackKind, fill_kinds
@@ -28,13 +37,15 @@ if TYPE_CHECKING:
 
 Overlong = Literal["error", "drop", "split"]
 
-PACKING = 3
+PACKING = 4
 """Version of the algorithm that forms and deals packs. Raise it when other packs come out: states have it."""
 _KEPT = 1 << 20  # samples in the windows that a process keeps, for streams that look ahead differently far
 _LEAST_KEPT = 4  # windows that are kept, whatever they have
-_DENSE = 4  # shares of _FILLS with which packs of neighbours are tried
+_DENSE = (0.99, 0.975)  # shares of what fits that are tried for packs of neighbours
+_LOOSE = 0.98  # fill of other packs below which packs of neighbours are tried with it
+_NEARLY = 0.01  # of the time of steps that packs of neighbours may take more
 _CHOICE = 8  # packs of a stream in a window from which on its own ones can make even steps
-_SMALL = 6  # pieces of a pack, in the mean, from which on samples are small
+SMALL = 6  # pieces of a pack, in the mean, from which on samples are small
 _TAKEN = 4096  # references that are taken from the job's schedule at a time
 _FILLS = (0.998, 0.995, 0.99, 0.985, 0.98, 0.97, 0.95, 0.9, 0.8, 0.65, 0.5)
 """Shares of the room in a window's packs that are tried, the fullest first."""
@@ -223,37 +234,64 @@ class JobPacks:
             is_last = len(refs) < _TAKEN or self.job.remaining(after) == 0
         refs, every = Refs.concatenate(taken), np.concatenate(lengths)
         key = derive_key(self._key, "window", epoch, number)
-        found = None if self.spec.more else self._of_neighbours(refs, every[:, 0], packs, key)
-        if found is not None:
-            return PlannedWindow(self.job.advance(start, found[0]), *found)
+        near = self._of_neighbours(refs, every[:, 0], packs, capacity, key)
+        if near is not None and near[1][2] <= EVEN:
+            return self._made(start, refs, *near[0])
         count, pieces, pack = self._fill(every, packs, is_last)
+        room = int((pieces.stop - pieces.start).sum()) / max(1, int(pack.max(initial=-1)) + 1)
+        if near is None and room < _LOOSE * capacity:
+            near = self._of_neighbours(refs, every[:, 0], packs, room, key)
+            if near is not None and near[1][2] <= EVEN:
+                return self._made(start, refs, *near[0])
         is_last = is_last and count == len(refs)
         if len(pack) and not is_last:
             pieces, pack = _spread(pieces, pack, packs, self.spec.overlong == "split")
-        after = self.job.advance(start, count)
         costs = np.column_stack([pieces.stop - pieces.start, every[pieces.ref, 1:]])
         loads = self.spec.loads(costs, pack, int(pack.max(initial=-1)) + 1)
         dealt = deal_packs(loads, self.spec.step, self.streams, key)
-        return PlannedWindow(after, count, self._streams(refs, pieces, pack, dealt))
+        if near is not None:
+            cost = self._cost(loads, dealt)
+            if near[1][0] <= cost[0] and near[1][1] <= cost[1] + _NEARLY:
+                return self._made(start, refs, *near[0])
+        return self._made(start, refs, count, pieces, pack, dealt)
+
+    def _made(
+        self,
+        start: Cursor,
+        refs: Refs,
+        count: int,
+        pieces: _PieceColumns,
+        pack: Int64Array,
+        dealt: list[list[int]],
+    ) -> PlannedWindow:
+        return PlannedWindow(self.job.advance(start, count), count, self._streams(refs, pieces, pack, dealt))
+
+    def _cost(self, loads: Float64Array, dealt: list[list[int]]) -> tuple[bool, float, float]:
+        """Return the cost of the whole steps, as of :func:`cost_of`."""
+        each = self.spec.step // self.streams
+        steps = len(loads) // self.spec.step
+        whole = np.array([own[: steps * each] for own in dealt]).reshape(self.streams, steps, each)
+        return cost_of(in_units(loads)[whole].sum(axis=2).transpose(1, 0, 2))
 
     def _of_neighbours(
-        self, refs: Refs, lengths: Int64Array, packs: int, key: int
-    ) -> tuple[int, tuple[StreamPacks, ...]] | None:
+        self, refs: Refs, lengths: Int64Array, packs: int, room: float, key: int
+    ) -> tuple[tuple[int, _PieceColumns, Int64Array, list[list[int]]], tuple[bool, float, float]] | None:
         """Return a window of whole steps whose packs have neighbours, as of :func:`pack_neighbours`."""
         spec, sums = self.spec, np.cumsum(lengths)
         packs = min(packs, int(sums[-1]) // (spec.step * spec.capacity) * spec.step)
-        has_choice = packs >= _CHOICE * self.streams and spec.step > self.streams
-        for share in _FILLS[:_DENSE] if has_choice else ():
-            count = int(np.searchsorted(sums, share * packs * spec.capacity, side="right"))
+        has_choice = not spec.more and room and packs >= _CHOICE * self.streams
+        for share in _DENSE if has_choice else ():
+            count = int(np.searchsorted(sums, share * packs * room, side="right"))
             pieces = cut_pieces(lengths[:count], spec.capacity)
-            if len(pieces.ref) < _SMALL * packs:
+            if len(pieces.ref) < SMALL * packs:
                 break
             order = np.lexsort((pieces.start, refs.index[pieces.ref], refs.leaf[pieces.ref]))
             pieces = _PieceColumns(*(column[order] for column in pieces))
             sizes = pieces.stop - pieces.start
             made = pack_neighbours(sizes, spec.capacity, packs, spec.step, self.streams, spec.load, key)
             if made is not None:
-                return (count, self._streams(refs, pieces, *made)) if made[1] else None
+                loads = self.spec.loads(sizes[:, None], made[0], packs)
+                return (count, pieces, *made), self._cost(loads, made[1])
         return None
 
     def _fill(self, costs: Int64Array, packs: int, is_last: bool) -> tuple[int, _PieceColumns, Int64Array]:
