@@ -43,7 +43,7 @@ _KEPT = 1 << 20  # samples in the windows that a process keeps, for streams that
 _LEAST_KEPT = 4  # windows that are kept, whatever they have
 _DENSE = (0.99, 0.975)  # shares of what fits that are tried for packs of neighbours
 _LOOSE = 0.98  # fill of other packs below which packs of neighbours are tried with it
-_NEARLY = 0.01  # of the time of steps that packs of neighbours may take more
+_NEARLY = 0.02  # of the time of steps that packs of neighbours may take more
 _CHOICE = 8  # packs of a stream in a window from which on its own ones can make even steps
 SMALL = 6  # pieces of a pack, in the mean, from which on samples are small
 _TAKEN = 4096  # references that are taken from the job's schedule at a time
@@ -249,10 +249,8 @@ class JobPacks:
         costs = np.column_stack([pieces.stop - pieces.start, every[pieces.ref, 1:]])
         loads = self.spec.loads(costs, pack, int(pack.max(initial=-1)) + 1)
         dealt = deal_packs(loads, self.spec.step, self.streams, key)
-        if near is not None:
-            cost = self._cost(loads, dealt)
-            if near[1][0] <= cost[0] and near[1][1] <= cost[1] + _NEARLY:
-                return self._made(start, refs, *near[0])
+        if near is not None and near[1][1] <= self._cost(loads, dealt)[1] + _NEARLY:
+            return self._made(start, refs, *near[0])
         return self._made(start, refs, count, pieces, pack, dealt)
 
     def _made(
