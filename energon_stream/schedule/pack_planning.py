@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -82,6 +82,51 @@ def open_packs(pack: Int64Array, packs: int) -> Int64Array:
     for empty in range(int(pack.max()) + 1, packs):
         pack[np.flatnonzero(pack == np.argmax(np.bincount(pack)))[-1]] = empty
     return pack
+
+
+class PieceColumns(NamedTuple):
+    """Samples, or parts of them, that go into packs."""
+
+    ref: Int64Array  # number of the reference
+    start: Int64Array
+    stop: Int64Array
+
+
+def cut_pieces(lengths: Int64Array, capacity: int) -> PieceColumns:
+    """Cut lengths above the capacity into pieces; leave out lengths of 0.
+
+    Example:
+        >>> ref, start, stop = cut_pieces(np.array([3, 0, 10]), 4)
+        >>> ref.tolist(), start.tolist(), stop.tolist()
+        ([0, 2, 2, 2], [0, 0, 4, 8], [3, 4, 8, 10])
+    """
+    counts = -(-lengths // capacity)
+    ref = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
+    start = (np.arange(len(ref)) - np.repeat(np.cumsum(counts) - counts, counts)) * capacity
+    return PieceColumns(ref, start, np.minimum(start + capacity, lengths[ref]))
+
+
+def spread_pieces(
+    pieces: PieceColumns, pack: Int64Array, packs: int, cuts: bool
+) -> tuple[PieceColumns, Int64Array]:
+    """Open more packs, so that there are ``packs``: the last piece of a pack of several gets its own.
+
+    Where no pack has several, ``cuts`` allows to halve the longest piece.
+    """
+    pack = open_packs(pack, min(packs, len(pack)))
+    for used in range(len(pack), packs):
+        lengths = pieces.stop - pieces.start
+        longest = int(np.argmax(lengths))
+        if not cuts or lengths[longest] < 2:
+            break
+        middle = int(pieces.start[longest] + lengths[longest] // 2)
+        pieces = PieceColumns(
+            np.insert(pieces.ref, longest, pieces.ref[longest]),
+            np.insert(pieces.start, longest + 1, middle),
+            np.insert(pieces.stop, longest, middle),
+        )
+        pack = np.insert(pack, longest + 1, used)
+    return pieces, pack
 
 
 def pack_loads(lengths: Int64Array, pack: Int64Array, packs: int, load: Load) -> Float64Array:

@@ -19,12 +19,14 @@ from energon_stream.schedule.neighbours import pack_neighbours
 from energon_stream.schedule.pack_planning import (
     EVEN,
     Load,
+    PieceColumns,
     cost_of,
+    cut_pieces,
     deal_packs,
     in_units,
-    open_packs,
     pack_lengths,
     pack_loads,
+    spread_pieces,
 )
 from energon_stream.schedule.saved import damaged
 from energon_stream.schedule.schedule import Cursor, Refs, Schedule
@@ -124,49 +126,6 @@ class PlannedWindow:
     streams: tuple[StreamPacks, ...]
 
 
-class _PieceColumns(NamedTuple):
-    ref: Int64Array  # number of the reference
-    start: Int64Array
-    stop: Int64Array
-
-
-def cut_pieces(lengths: Int64Array, capacity: int) -> _PieceColumns:
-    """Cut lengths above the capacity into pieces; leave out lengths of 0.
-
-    Example:
-        >>> ref, start, stop = cut_pieces(np.array([3, 0, 10]), 4)
-        >>> ref.tolist(), start.tolist(), stop.tolist()
-        ([0, 2, 2, 2], [0, 0, 4, 8], [3, 4, 8, 10])
-    """
-    counts = -(-lengths // capacity)
-    ref = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
-    start = (np.arange(len(ref)) - np.repeat(np.cumsum(counts) - counts, counts)) * capacity
-    return _PieceColumns(ref, start, np.minimum(start + capacity, lengths[ref]))
-
-
-def _spread(
-    pieces: _PieceColumns, pack: Int64Array, packs: int, cuts: bool
-) -> tuple[_PieceColumns, Int64Array]:
-    """Open more packs, so that there are ``packs``: the last piece of a pack of several gets its own.
-
-    Where no pack has several, ``cuts`` allows to halve the longest piece.
-    """
-    pack = open_packs(pack, min(packs, len(pack)))
-    for used in range(len(pack), packs):
-        lengths = pieces.stop - pieces.start
-        longest = int(np.argmax(lengths))
-        if not cuts or lengths[longest] < 2:
-            break
-        middle = int(pieces.start[longest] + lengths[longest] // 2)
-        pieces = _PieceColumns(
-            np.insert(pieces.ref, longest, pieces.ref[longest]),
-            np.insert(pieces.start, longest + 1, middle),
-            np.insert(pieces.stop, longest, middle),
-        )
-        pack = np.insert(pack, longest + 1, used)
-    return pieces, pack
-
-
 class JobPacks:
     """Plans the windows of a whole job by the length of each sample of each leaf, and keeps the last ones."""
 
@@ -245,7 +204,7 @@ class JobPacks:
                 return self._made(start, refs, *near[0])
         is_last = is_last and count == len(refs)
         if len(pack) and not is_last:
-            pieces, pack = _spread(pieces, pack, packs, self.spec.overlong == "split")
+            pieces, pack = spread_pieces(pieces, pack, packs, self.spec.overlong == "split")
         costs = np.column_stack([pieces.stop - pieces.start, every[pieces.ref, 1:]])
         loads = self.spec.loads(costs, pack, int(pack.max(initial=-1)) + 1)
         dealt = deal_packs(loads, self.spec.step, self.streams, key)
@@ -258,7 +217,7 @@ class JobPacks:
         start: Cursor,
         refs: Refs,
         count: int,
-        pieces: _PieceColumns,
+        pieces: PieceColumns,
         pack: Int64Array,
         dealt: list[list[int]],
     ) -> PlannedWindow:
@@ -273,7 +232,7 @@ class JobPacks:
 
     def _of_neighbours(
         self, refs: Refs, lengths: Int64Array, packs: int, room: float, key: int
-    ) -> tuple[tuple[int, _PieceColumns, Int64Array, list[list[int]]], tuple[bool, float, float]] | None:
+    ) -> tuple[tuple[int, PieceColumns, Int64Array, list[list[int]]], tuple[bool, float, float]] | None:
         """Return a window of whole steps whose packs have neighbours, as of :func:`pack_neighbours`."""
         spec, sums = self.spec, np.cumsum(lengths)
         packs = min(packs, int(sums[-1]) // (spec.step * spec.capacity) * spec.step)
@@ -284,7 +243,7 @@ class JobPacks:
             if len(pieces.ref) < SMALL * packs:
                 break
             order = np.lexsort((pieces.start, refs.index[pieces.ref], refs.leaf[pieces.ref]))
-            pieces = _PieceColumns(*(column[order] for column in pieces))
+            pieces = PieceColumns(*(column[order] for column in pieces))
             sizes = pieces.stop - pieces.start
             made = pack_neighbours(sizes, spec.capacity, packs, spec.step, self.streams, spec.load, key)
             if made is not None:
@@ -292,13 +251,13 @@ class JobPacks:
                 return (count, pieces, *made), self._cost(loads, made[1])
         return None
 
-    def _fill(self, costs: Int64Array, packs: int, is_last: bool) -> tuple[int, _PieceColumns, Int64Array]:
+    def _fill(self, costs: Int64Array, packs: int, is_last: bool) -> tuple[int, PieceColumns, Int64Array]:
         """Return how many references a window has, their pieces, and the pack of each piece."""
         if self.spec.more:
             count, own, filled = fill_kinds(
                 costs, [kind.capacity for kind in self.spec.kinds], packs, is_last
             )
-            return count, _PieceColumns(own, np.zeros_like(own), costs[own, 0]), filled
+            return count, PieceColumns(own, np.zeros_like(own), costs[own, 0]), filled
         capacity, lengths = self.spec.capacity, costs[:, 0]
         sums = np.cumsum(lengths)
         counts = [int(np.searchsorted(sums, share * packs * capacity, side="right")) for share in _FILLS]
@@ -319,7 +278,7 @@ class JobPacks:
         )
 
     def _streams(
-        self, refs: Refs, pieces: _PieceColumns, pack: Int64Array, dealt: list[list[int]]
+        self, refs: Refs, pieces: PieceColumns, pack: Int64Array, dealt: list[list[int]]
     ) -> tuple[StreamPacks, ...]:
         order, sizes = np.argsort(pack, kind="stable"), np.bincount(pack)
         first = np.cumsum(sizes) - sizes

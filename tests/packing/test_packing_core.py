@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energon_stream.schedule.pack_planning import deal_packs, pack_lengths, pack_loads
-from energon_stream.schedule.planned import PACKING, cut_pieces
+from energon_stream.schedule.pack_planning import cut_pieces, deal_packs, pack_lengths, pack_loads
+from energon_stream.schedule.planned import PACKING
 
 lengths = st.lists(st.integers(1, 50), min_size=1, max_size=120).map(lambda v: np.array(v, dtype=np.int64))
 
