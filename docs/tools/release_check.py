@@ -47,9 +47,19 @@ if __name__ == "__main__":
 """
 
 
+MEGATRON = """
+import importlib.metadata, subprocess, sys
+from megatron.energon import WorkerConfig, get_train_dataset
+from megatron.energon.task_encoder.base import DefaultTaskEncoder
+assert importlib.metadata.version("megatron-energon") == "7.4.1"
+subprocess.run([sys.executable, "-c", "import megatron.energon.epathlib"], check=True)
+"""
+
+
 def check_archives(dist: Path, tag: str | None) -> Path:
     """Check that the archives are complete and agree; returns the wheel."""
-    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    (wheel,), (sdist,) = dist.glob("energon_stream-*.whl"), dist.glob("*.tar.gz")
+    (megatron,) = dist.glob("energon_stream_megatron-*.whl")
     version = re.search(r'^__version__ = "(.+)"$', (ROOT / "energon_stream/__init__.py").read_text(), re.M)[1]
     assert f"-{version}-" in wheel.name, (wheel.name, version)
     assert f"-{version}.tar" in sdist.name, (sdist.name, version)
@@ -69,6 +79,7 @@ def check_archives(dist: Path, tag: str | None) -> Path:
         )
         about = message_from_bytes(archive.read(metadata))
     assert about["Version"] == version
+    assert f"-{version}-" in megatron.name, (megatron.name, version)
     assert about.get_all("Project-URL")
     relative = re.findall(r"\]\((?!https?://|#)([^)]*)\)", str(about.get_payload()))
     assert not relative, f"links of the README that lead nowhere on an index's page: {relative[:3]}"
@@ -88,6 +99,9 @@ def run_from(wheel: Path) -> None:
         install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         subprocess.run([*install, "-c", ROOT / "constraints.txt", "torch"], check=True)
         subprocess.run([*install, "-c", ROOT / "constraints.txt", wheel], check=True)
+        subprocess.run(
+            [*install, "--no-deps", *wheel.parent.glob("energon_stream_megatron-*.whl")], check=True
+        )
         (Path(folder) / "smoke.py").write_text(SMOKE)
         for name in ("demo.py", "train_captioning.py"):
             shutil.copy(ROOT / "examples" / name, folder)
@@ -95,6 +109,7 @@ def run_from(wheel: Path) -> None:
             [python, "smoke.py"],
             [environment / "bin" / "energon-stream", "--version"],
             [python, "-m", "energon_stream", "info", "data/captions"],
+            [python, "-c", MEGATRON],
             [python, "demo.py"],
         ):
             subprocess.run(command, check=True, cwd=folder)

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,7 +70,7 @@ def install_alias(*, shadow: bool = False) -> None:
     if _finder() is not None:
         return
     loaded = sys.modules.get(ROOT)
-    if loaded is not None and not _is_ours(loaded):
+    if loaded is not None and not _is_ours(getattr(loaded, "__file__", None)):
         raise AliasError(
             "megatron.energon was imported already",
             where=getattr(loaded, "__file__", None),
@@ -127,7 +128,18 @@ def uninstall_alias() -> None:
 
 
 def adopt(module: ModuleType) -> None:
-    """Make the package in :data:`ON_PATH` the root of the alias, and install the alias."""
+    """Make the package in :data:`ON_PATH`, or its copy in a distribution, the root, and install the alias.
+
+    Raises AliasError if Megatron-Energon is installed beside the distribution.
+    """
+    if not str(module.__file__).startswith(ON_PATH):
+        for other in distributions(name="megatron-energon"):
+            if other.read_text("RECORD") is not None:  # that of the distribution has none
+                raise AliasError(
+                    "megatron-energon and energon-stream-megatron are installed, which exclude each other",
+                    where=str(module.__file__),
+                    hint="uninstall both, and install the one that programs shall use",
+                )
     if _finder() is None:
         _install()
     _fill(module, "")
@@ -137,9 +149,9 @@ def _finder() -> _AliasFinder | None:
     return next((finder for finder in sys.meta_path if isinstance(finder, _AliasFinder)), None)
 
 
-def _is_ours(module: ModuleType) -> bool:
-    """Return True for the package in :data:`ON_PATH`, which calls :func:`adopt`."""
-    return (getattr(module, "__file__", None) or "").startswith(ON_PATH)
+def _is_ours(file: str | None) -> bool:
+    """Return True for a file that calls :func:`adopt`, in :data:`ON_PATH` or a distribution."""
+    return file is not None and f"{__name__} import adopt" in Path(file).read_text(errors="replace")
 
 
 def _installed() -> str | None:
@@ -153,7 +165,7 @@ def _installed() -> str | None:
     for finder in sys.meta_path:
         spec = finder.find_spec(ROOT, path) if hasattr(finder, "find_spec") else None
         if spec is not None:
-            return spec.origin or str(path)
+            return None if _is_ours(spec.origin) else spec.origin or str(path)
     return None
 
 
