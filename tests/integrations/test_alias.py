@@ -49,7 +49,7 @@ CLIENTS = {
 """What clients import, by address."""
 
 
-OWN_FORMS = ("get_train_dataset", "traverse_metadataset")
+OWN_FORMS = ("get_train_dataset", "get_val_dataset", "get_val_datasets", "traverse_metadataset")
 """Functions of another form under the alias: the order must be given, paths are ``EPath``."""
 
 
