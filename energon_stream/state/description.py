@@ -25,13 +25,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from energon_stream.pipeline.reader_dataset import find_readers, is_reader_config
 from energon_stream.schedule import damaged, is_count, pack_columns, reading, shown, unpack_columns
+from energon_stream.schedule.planned import PACKING
 from energon_stream.state.identity import (
     IDENTITIES,
     Matching,
@@ -80,7 +81,8 @@ class Description:
     options: dict[str, Any] | None  # options by which errors name a difference; None where there are too many
     identities: list[SavedIdentities] | None  # of the leaves; None where there are too many
     readers: tuple[ReaderDataset, ...]
-    first_packs: str = ""  # fingerprint of the order with the first version of planned packs
+    # Versions of planned packs before this one, by the fingerprints of the order with them.
+    earlier_packs: Mapping[str, int] = field(default_factory=dict)
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
         """Return, in words, the parts of the fingerprint in which a state differs."""
@@ -213,16 +215,19 @@ def describe(dataset: SavableDataset[Any], *, again: bool = False) -> Descriptio
     if opened:
         prints["content"] = hash_content([(reader, reader.shards) for reader in opened])
     kept = json.loads(text) if len(text) <= _MOST_OPTIONS else None
-    first = _hash([_first_packs(order) for order in parts["order"]]).hex() if plans else prints["order"]
-    return Description(prints, leaves, kept, identities(opened), tuple(opened), first)
+    earlier = {
+        _hash([_of_packs(order, version) for order in parts["order"]]).hex(): version
+        for version in range(1, PACKING if plans else 1)
+    }
+    return Description(prints, leaves, kept, identities(opened), tuple(opened), earlier)
 
 
-def _first_packs(order: Any) -> Any:
-    """Return the description of an order, as it was when planned packs had no version."""
+def _of_packs(order: Any, version: int) -> Any:
+    """Return the description of an order as of a version of planned packs; the first had no number."""
     if not isinstance(order, Mapping) or "packing" not in order:
         return order
     unnamed = {name: value for name, value in order["packing"].items() if name != "algorithm"}
-    return {**order, "packing": unnamed}
+    return {**order, "packing": {**unnamed, **({"algorithm": version} if version > 1 else {})}}
 
 
 def _named(orders: Any) -> list[dict[str, Any]]:

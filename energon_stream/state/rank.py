@@ -240,11 +240,11 @@ def check_rank_state(
 
 
 def check_packs(read: Mapping[str, Any], description: Description) -> None:
-    """Raise StateVersionError for a state that counts packs of the first version of planned packing."""
-    saved = read["fingerprint"].get("order")
-    if saved == description.first_packs != description.prints["order"]:
+    """Raise StateVersionError for a state that counts packs of an earlier version of planned packing."""
+    version = description.earlier_packs.get(read["fingerprint"].get("order"))
+    if version is not None:
         raise StateVersionError(
-            "the state counts planned packs of version 1, and this energon_stream deals packs in another way",
+            f"the state counts planned packs of version {version}, and this energon_stream deals packs in another way",
             hint="finish the run with the version of energon_stream that saved the state, or start without a state",
         )
 
