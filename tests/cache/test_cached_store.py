@@ -214,12 +214,13 @@ def test_hits_neither_make_requests_late_nor_pay_for_second_ones(s3_server, remo
     store.remember("key", remote.head("key"))
     fetcher = Fetcher(16)
     read_all(fetcher, store, 40)  # some answers, so that a duration is known
-    hedged = counters.snapshot().hedges
+    hedged, asked = counters.snapshot().hedges, counters.snapshot().requests
     s3_server.shape(first_byte_latency=0.2)
     for _ in range(20):
         read_all(fetcher, store, 40)
     scheduler = fetcher._pools.get().scheduler
-    assert 0 <= cache.counters().hits - 800 <= counters.snapshot().hedges  # second requests may be hits, too
+    assert cache.counters().hits >= 800  # a hit that a busy machine made late is a hit twice
+    assert counters.snapshot().requests == asked
     assert scheduler.budget.earned == pytest.approx(0.03 * 40 * SIZE)
     assert sum(len(recent) for recent, _ in scheduler._to_end._seen.values()) == 40 + hedged
     fetcher.close()
