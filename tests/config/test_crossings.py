@@ -74,9 +74,11 @@ def test_a_folder_of_another_format_says_convert_and_that_works(tmp_path, make):
         first(tmp_path / "data")
     command = raised.value.hint.partition("`")[2].partition("`")[0].split()
     assert command[:2] == ["energon-stream", "convert"]
+    as_it_is = f"`energon-stream prepare {tmp_path / 'data'}` takes the files as they are"
+    assert (as_it_is in raised.value.hint) == (make is parquet)
     prepared = CliRunner().invoke(main, ["prepare", str(tmp_path / "data")])
     assert prepared.exit_code == 1
-    if make is not parquet:  # which prepare takes as it is, too
+    if make is not parquet:
         assert " ".join(command) in prepared.output
     done = CliRunner().invoke(main, [*command[1:-1], str(tmp_path / "made")], catch_exceptions=False)
     assert done.exit_code == 0, done.output
