@@ -51,6 +51,7 @@ _TAIL_BYTES = 64 << 10  # the end of a file, which has most footers whole
 _GAP, _PIECE = 32 << 10, 8 << 20  # unwanted bytes that are read over; the largest request
 _BATCH_ROWS = 512  # rows that are decoded before their bytes are counted
 _MOST_SHARE = 1 << 20  # bytes for which a row stands: a larger row would be planned alone
+_SIGNATURE_BYTES = 28
 _DAMAGED = "the file is cut off or damaged; write it again"
 _CHANGED = "the file was changed since it was opened; run `energon-stream prepare` again if it is in a folder"
 _KEPT_BYTES = 256 << 20  # decoded row groups that are kept for rows that are planned later
@@ -70,7 +71,7 @@ class ParquetFormat(FileFormat):
         """Raise MetadataError if the file has no footer, and LimitError if it claims too much."""
         footer, size = _read_footer(place.store, place.path, None, limits)
         with table_errors(place.url):
-            metadata = _parse(footer)
+            metadata = _parse(footer, place.url)
             counts = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
             columns = sorted(str(column) for column in metadata.schema.to_arrow_schema())
         if min(counts, default=0) < 0 or max(counts, default=0) > limits.shard_samples:
@@ -103,8 +104,7 @@ def _read_footer(store: Store, path: str, known: OpenedFile | None, limits: Limi
         raise MetadataError("this is no Parquet file: it is too short", where=where, hint=hint) from None
     tail = bytes(body.data)
     if tail[-4:] == b"PARE":
-        hint = "columns that are encrypted cannot be read; write a file that is not"
-        raise MetadataError("the Parquet file is encrypted", where=where, hint=hint)
+        raise _encrypted(where)
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if tail[-4:] != b"PAR1" or length > size or (known is not None and length != known.facts[1]):
         raise MetadataError("this is no Parquet file, or is damaged", where=where, hint=hint)
@@ -116,8 +116,21 @@ def _read_footer(store: Store, path: str, known: OpenedFile | None, limits: Limi
     return tail[-length:], size
 
 
-def _parse(footer: bytes) -> Any:
-    return pq.ParquetFile(pa.BufferReader(footer)).metadata
+def _parse(footer: bytes, url: str) -> Any:
+    """Return what pyarrow makes of a footer; raise MetadataError if columns are encrypted.
+
+    pyarrow ends the process where such a column is looked at, so this comes first. A readable footer of
+    encrypted columns is signed: after it are 28 bytes that are none of it.
+    """
+    found = pq.ParquetFile(pa.BufferReader(footer)).metadata
+    if len(footer) - 8 - found.serialized_size == _SIGNATURE_BYTES:
+        raise _encrypted(url)
+    return found
+
+
+def _encrypted(url: str) -> MetadataError:
+    hint = "columns that are encrypted cannot be read; write a file that is not"
+    return MetadataError("the Parquet file is encrypted", where=url, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +144,7 @@ class _Footer:
     @classmethod
     def of(cls, data: bytes, url: str, selection: PartSelection | None) -> _Footer:
         with table_errors(url):
-            metadata = _parse(data)
+            metadata = _parse(data, url)
             names = metadata.schema.to_arrow_schema().names
             paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
         columns = sorted(name for name in names if selection is None or name in selection)

@@ -308,3 +308,27 @@ def test_a_file_that_changed(tmp_path):
     write(folder / "1.parquet", 100, 7, group=30)
     with pytest.raises(MetadataError, match=r"1\.parquet.*prepare"):
         list(train(folder, repeat=False))
+
+
+@pytest.mark.parametrize("plaintext_footer", [False, True])
+def test_encrypted_columns_are_refused(tmp_path, plaintext_footer):
+    """With a readable footer, too, where pyarrow would end the process."""
+    encryption = pytest.importorskip("pyarrow.parquet.encryption")
+
+    class Keys(encryption.KmsClient):
+        def wrap_key(self, key, name):
+            return key.hex()
+
+        def unwrap_key(self, wrapped, name):
+            return bytes.fromhex(wrapped)
+
+    factory = encryption.CryptoFactory(lambda _: Keys())
+    wanted = encryption.EncryptionConfiguration(
+        footer_key="a", column_keys={"b": ["text"]}, plaintext_footer=plaintext_footer
+    )
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), wanted)
+    made = pa.table({"text": ["x"] * 10, "open": range(10)})
+    with pq.ParquetWriter(tmp_path / "x.parquet", made.schema, encryption_properties=properties) as writer:
+        writer.write_table(made)
+    with pytest.raises(MetadataError, match=r"is encrypted.*x\.parquet"):
+        train(tmp_path / "x.parquet")
