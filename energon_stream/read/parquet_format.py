@@ -55,6 +55,10 @@ _SIGNATURE_BYTES = 28
 _DAMAGED = "the file is cut off or damaged; write it again"
 _CHANGED = "the file was changed since it was opened; run `energon-stream prepare` again if it is in a folder"
 _KEPT_BYTES = 256 << 20  # decoded row groups that are kept for rows that are planned later
+_TABLE_BYTES = 4 << 10  # what a decoded row group takes beside its values
+_FOOTER_BYTES = 256 << 20  # footers that are kept, as they are in memory
+_FOOTER_GROWTH = 8  # a footer in memory, as a multiple of its bytes in the file
+_FEWEST_FOOTERS = 64  # that are kept, whatever their size: rows of several files are mixed
 
 
 class ParquetFormat(FileFormat):
@@ -140,6 +144,8 @@ class _Footer:
     metadata: Any  # as pyarrow has it
     columns: list[str]  # in order of their names
     chunks: list[int]  # numbers of their column chunks in a row group
+    held: int  # bytes in memory
+    places: dict[int, _Place] = field(default_factory=dict)  # of row groups, as they are needed
 
     @classmethod
     def of(cls, data: bytes, url: str, selection: PartSelection | None) -> _Footer:
@@ -160,6 +166,7 @@ class _Footer:
             metadata,
             columns,
             [n for n, path in enumerate(paths) if path in columns or path.startswith(starts)],
+            _FOOTER_GROWTH * len(data),
         )
 
 
@@ -219,6 +226,7 @@ class _RowGroup(Future[Body]):
         super().__init__()
         self.answers = answers  # by first byte
         self.table: Any = None
+        self.held = 0  # bytes of the table
         self.lock = threading.Lock()
         self._arrivals = itertools.count(1)
         for _, answer in answers:
@@ -287,11 +295,12 @@ class ParquetLocator(Locator):
     store: Store = field(init=False)
     _versions: VersionGuard = field(init=False)
     _first_group: Int64Array = field(init=False)  # number of the first row group of each file
-    _footers: dict[int, _Footer] = field(init=False, default_factory=dict)
+    _footers: OrderedDict[int, _Footer] = field(init=False, default_factory=OrderedDict)
+    _footer_bytes: int = field(init=False, default=0)
     _loading: set[int] = field(init=False, default_factory=set)
-    _places: dict[int, _Place] = field(init=False, default_factory=dict)
     _groups: WeakValueDictionary[int, _RowGroup] = field(init=False, default_factory=WeakValueDictionary)
     _kept: OrderedDict[int, _RowGroup] = field(init=False, default_factory=OrderedDict)
+    _kept_bytes: int = field(init=False, default=0)
     _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -309,7 +318,9 @@ class ParquetLocator(Locator):
 
     def claim_loads(self, samples: Int64Array) -> list[Load]:
         """Return loads of footers."""
-        files = set(distinct(self.index.file_of(samples)).tolist()) - self._footers.keys() - self._loading
+        files = set(distinct(self.index.file_of(samples)).tolist()) - self._loading
+        with self._lock:
+            files -= self._footers.keys()
         self._loading |= files
         return [Load(self.store, partial(self._load, file)) for file in sorted(files)]
 
@@ -319,23 +330,36 @@ class ParquetLocator(Locator):
             data, size = _read_footer(store, place.path, opened, limits)
             if f"{size}-{digest_hex(data)}" != opened.version:
                 raise MetadataError("the file has another footer than it had", where=place.url, hint=_CHANGED)
-            self._footers[file] = found = _Footer.of(data, place.url, self.selection)
+            self._keep_footer(file, found := _Footer.of(data, place.url, self.selection))
             return found
         finally:
             self._loading.discard(file)
 
+    def _keep_footer(self, file: int, footer: _Footer) -> None:
+        """Keep a footer as the one that was used last, and let go of the oldest that are too much."""
+        with self._lock:
+            before = self._footers.pop(file, None)
+            self._footer_bytes += footer.held - (before.held if before is not None else 0)
+            self._footers[file] = footer
+            while len(self._footers) > _FEWEST_FOOTERS and self._footer_bytes > _FOOTER_BYTES:
+                self._footer_bytes -= self._footers.popitem(last=False)[1].held
+
     def _find(self, group: int) -> tuple[int, int, _Footer]:
         """Return the file of a row group, the group's number in it, and the footer."""
         file = int(np.searchsorted(self._first_group, group, side="right")) - 1
-        footer = self._footers.get(file) or self._load(file, self.store)
+        footer = self._footers.get(file)
+        if footer is None:
+            footer = self._load(file, self.store)
+        else:
+            self._keep_footer(file, footer)
         return file, group - int(self._first_group[file]), footer
 
     def place(self, group: int) -> _Place:
-        if group not in self._places:
-            (file, own, footer), index = self._find(group), self.index
+        (file, own, footer), index = self._find(group), self.index
+        if own not in footer.places:
             made = _Place.of(footer, own, index.opened[file], index.place(file).url, index.limits)
-            self._places[group] = made
-        return self._places[group]
+            footer.places[own] = made
+        return footer.places[own]
 
     def locate(self, samples: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return row group, first byte and one past the last byte of a row's share: ``[len(samples), 1]``."""
@@ -364,10 +388,11 @@ class ParquetLocator(Locator):
                 ranges = [ByteRange(at, min(at + _PIECE, stop)) for at, stop in starts]
                 found = _RowGroup([(each.start, usual.submit(fetcher, each, deadline)) for each in ranges])
                 self._groups[group] = found
+            before = self._kept.pop(group, None)
+            self._kept_bytes += found.held - (before.held if before is not None else 0)
             self._kept[group] = found
-            self._kept.move_to_end(group)
-            while len(self._kept) > 1 and sum(map(_held, self._kept.values())) > _KEPT_BYTES:
-                self._kept.popitem(last=False)
+            while len(self._kept) > 1 and self._kept_bytes > _KEPT_BYTES:
+                self._kept_bytes -= self._kept.popitem(last=False)[1].held
             return found
 
     def _decoded(self, group: int) -> Any:
@@ -382,6 +407,9 @@ class ParquetLocator(Locator):
                     shard.observe(body.etag)
                 found.table = self._decode(group, [(start, body.data) for start, body in bodies])
                 found.answers = []
+                with self._lock:
+                    found.held = int(found.table.nbytes) + _TABLE_BYTES
+                    self._kept_bytes += found.held if self._kept.get(group) is found else 0
             return found.table
 
     def _decode(self, group: int, pieces: Sequence[tuple[int, memoryview]]) -> Any:
@@ -417,7 +445,3 @@ class ParquetLocator(Locator):
 
     def cut_streams(self, sample: int, streams: Sequence[tuple[int, RangeStream]]) -> RawSample | None:
         return self._cut(streams[0][0])(sample, 0)
-
-
-def _held(group: _RowGroup) -> int:
-    return 0 if group.table is None else int(group.table.nbytes)

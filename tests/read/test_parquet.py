@@ -1,6 +1,8 @@
 """Parquet as it is, compared with pyarrow that reads the whole local file."""
 
+import gc
 import json
+import sys
 from itertools import islice
 
 import pyarrow as pa
@@ -24,6 +26,7 @@ from energon_stream.errors import (
     MetadataError,
 )
 from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream.read import parquet_format
 from energon_stream.state import redistribute
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
 
@@ -332,3 +335,44 @@ def test_encrypted_columns_are_refused(tmp_path, plaintext_footer):
         writer.write_table(made)
     with pytest.raises(MetadataError, match=r"is encrypted.*x\.parquet"):
         train(tmp_path / "x.parquet")
+
+
+def test_many_small_row_groups_take_linear_work(tmp_path):
+    def calls(rows):
+        path, found = tmp_path / f"{rows}.parquet", 0
+        pq.write_table(pa.table({"n": range(rows)}), path, row_group_size=1)
+
+        def count(*_):
+            nonlocal found
+            found += 1
+
+        dataset = get_val_dataset(str(path), batch_size=None, worker_config=MAIN)
+        sys.setprofile(count)
+        try:
+            assert [sample["n"] for sample in dataset] == list(range(rows))
+        finally:
+            sys.setprofile(None)
+        return found
+
+    assert calls(800) < 6 * calls(200)
+
+
+def test_memory_of_footers_and_row_groups_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_format, "_FEWEST_FOOTERS", 2)
+    monkeypatch.setattr(parquet_format, "_FOOTER_BYTES", 0)
+    monkeypatch.setattr(parquet_format, "_KEPT_BYTES", 20_000)
+    folder, rows = folder_of(tmp_path, 6)
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0))
+    dataset, most = iter(train(folder, repeat=False)), 0
+    first = next(dataset)
+    (locator,) = (each for each in gc.get_objects() if isinstance(each, parquet_format.ParquetLocator))
+    found = [(int(first["__key__"]), values(first))]
+    for sample in dataset:
+        found.append((int(sample["__key__"]), values(sample)))
+        held = sum(group.held for group in locator._kept.values())
+        assert held == locator._kept_bytes
+        assert len(locator._footers) <= 2
+        most = max(most, held)
+    assert sorted(number for number, _ in found) == list(range(600))
+    assert all(value == rows[number] for number, value in found)
+    assert most < 40_000
