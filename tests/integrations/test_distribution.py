@@ -1,6 +1,7 @@
 """The distribution ``energon-stream-megatron``: what its wheel has, and what processes see of it."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -72,7 +73,11 @@ def test_type_checkers_see_it(installed, tmp_path):
     program = tmp_path / "program.py"
     program.write_text("from megatron.energon.epathlib import EPath\nreveal_type(EPath('a').size())\n")
     command = [sys.executable, "-m", "mypy", "--no-incremental", "--config-file=", program]
-    done = subprocess.run(command, cwd=installed, capture_output=True, text=True, check=False)
+    path = {
+        **os.environ,
+        "PYTHONPATH": str(PACKAGE.parents[1]),
+    }  # mypy does not follow editable installations
+    done = subprocess.run(command, cwd=installed, env=path, capture_output=True, text=True, check=False)
     assert 'int"' in done.stdout, done.stdout
     assert "error" not in done.stdout, done.stdout
 
