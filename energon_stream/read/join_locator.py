@@ -85,8 +85,7 @@ class JoinLocator(Locator):
 
     def split(self, request: Request, data: memoryview) -> Cut:
         _, member, shard = self._member(request.object)
-        # Its samples are rows of the join, by which no member finds the neighbours of a sample.
-        return member.split(replace(request, object=shard), data, are_whole=False)
+        return member.split(replace(request, object=shard), data, joined=True)
 
     def merge(self, sample: int, found: Sequence[tuple[int, RawSample | None]]) -> RawSample | None:
         """Join the members' pieces, which must have the same key."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.errors import CorruptTarError, IndexMismatchError
+from energon_stream.errors import CorruptTarError, IndexMismatchError, ObjectNotFoundError
 from energon_stream.index.checksums import new_digest
 from energon_stream.index.entries import EntryPages, Load, OffsetCache
-from energon_stream.index.index_files import PAGE_SAMPLES
+from energon_stream.index.index_files import PAGE_SAMPLES, index_path
 from energon_stream.index.objects import ShardObject, VersionGuard
 from energon_stream.index.sample_sizes import bounds_of
 from energon_stream.index.verify import check_name, wrong_names
@@ -119,8 +119,10 @@ class TarLocator(Locator):
     def object(self, shard: int) -> ShardObject:
         return ShardObject(self.store, self.index.shard_paths[shard], self._versions)
 
-    def split(self, request: Request, data: memoryview, *, are_whole: bool = True) -> Cut:
-        """Return what cuts a sample. ``are_whole``: whether each range has all parts of a sample."""
+    def split(
+        self, request: Request, data: memoryview, *, are_whole: bool = True, joined: bool = False
+    ) -> Cut:
+        """Return what cuts a sample. ``are_whole``: ranges have all parts; ``joined``: samples are rows."""
         path, begin = self.index.shard_paths[request.object], request.start
         excluded = self.index.excluded.get(path, _NONE)
         starts, stops = request.starts - begin, request.stops - begin
@@ -128,12 +130,13 @@ class TarLocator(Locator):
         if found is not None and not (
             are_whole
             and (
-                self._is_unusual(found.names) or self._goes_on(request, data, len(starts) - 1, found.keys[-1])
+                (not joined and self._is_unusual(found.names))
+                or self._goes_on(request, data, len(starts) - 1, found.keys[-1])
             )
         ):
             return _cut_alike(self.leaf, path, data, found, excluded)
 
-        before = self._starts_before(request) if are_whole else None
+        before = self._starts_before(request, joined) if are_whole else None
 
         def cut(sample: int, number: int) -> RawSample | None:
             first, last = int(starts[number]), int(stops[number])
@@ -143,7 +146,7 @@ class TarLocator(Locator):
                     raise CorruptTarError(f"it ends the sample {key!r} before its last part")
                 if before is not None and self._is_in(path, int(before[number]), begin + first, key):
                     raise CorruptTarError(f"it begins within the sample {key!r}")
-                if are_whole and self._is_unusual(names):
+                if are_whole and not joined and self._is_unusual(names):
                     self._check_neighbours(request.object, sample, key, names)
             except CorruptTarError as error:
                 raise self._mismatch(error, path, begin + first) from error
@@ -201,9 +204,15 @@ class TarLocator(Locator):
                     raise CorruptTarError(f"it leaves the part {name[1]!r} of the sample {key!r} out")
         self._usual.add(tuple(names))
 
-    def _starts_before(self, request: Request) -> Int64Array | None:
+    def _starts_before(self, request: Request, joined: bool) -> Int64Array | None:
         """Return where the sample before each begins; None if no ``.tar.idx`` of a local tar is used."""
-        if self._bounds is not None or not self.store.is_local or self.index.plain is not None:
+        is_used = self.store.is_local and self.index.plain is None
+        if joined and is_used:
+            with suppress(ObjectNotFoundError, ValueError):  # joins do without it
+                data = self.store.get(index_path(self.index.shard_paths[request.object])).data
+                entries: Int64Array = np.frombuffer(data, "<i8")
+                return entries[np.maximum(np.searchsorted(entries, request.starts) - 1, 0)]
+        if joined or not is_used or self._bounds is not None:
             return None
         first = self.index.shard_starts[request.object]
         return self.locate(np.maximum(request.samples - 1, first))[1][:, 0]

@@ -1,15 +1,24 @@
 """Joined samples, from the preparation of the index to resumed training."""
 
+import io
 import json
 import struct
 import sys
+import tarfile
 from itertools import islice
 
 import pytest
 from click.testing import CliRunner
 from repetitions import is_nightly
 
-from energon_stream import ReadOptions, WorkerConfig, get_train_dataset, get_val_datasets, prepare_metadataset
+from energon_stream import (
+    ReadOptions,
+    WorkerConfig,
+    get_loader,
+    get_train_dataset,
+    get_val_datasets,
+    prepare_metadataset,
+)
 from energon_stream.cli.main import main
 from energon_stream.errors import (
     ConfigError,
@@ -19,6 +28,7 @@ from energon_stream.errors import (
     NotPreparedError,
     UntrustedCodeError,
 )
+from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import write_shards
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
@@ -122,6 +132,47 @@ def test_skip_leaves_rows_out_and_none_passes_none(lake):
     assert sorted(sample["texts"][0] for sample in train(path, repeat=False)) == sorted(
         sample["texts"][0] for sample in samples
     )
+
+
+def keys_of(lake, name):
+    """Keys of a dataset, and the text of each, as tarfile finds them."""
+    found = {}
+    for path in sorted((lake / name).glob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                if member.name.endswith(".txt"):
+                    found[member.name[:-4]] = tar.extractfile(member).read().decode()
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sizes", [True, False])
+def test_missing_partners_in_any_order(lake, sizes, workers):
+    """Rows have other numbers than the samples of a dataset, some of which have no such number."""
+    (lake / "d").mkdir()
+    for shard in range(4):  # samples of two forms, so that they are cut one by one
+        with tarfile.open(lake / "d" / f"data-{shard}.tar", "w") as tar:
+            for i in range(12 + 7 * shard, 17 + 7 * shard):
+                for part, data in [("txt", f"d{i}".encode()), ("bin", bytes(700 * i))][: 1 + (i % 3 > 0)]:
+                    member = tarfile.TarInfo(f"{i:08d}.{part}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    yaml = {"sample_type": TEXT, "field_map": {"text": "txt"}}
+    prepare_dataset(str(lake / "d"), split_ratio=(1, 0, 0), dataset_yaml=yaml)
+    if not sizes:
+        for name in ("a", "d", "b"):
+            with open(lake / name / INDEX_SQLITE, "r+b") as index:  # as other programs write it
+                index.truncate(index.seek(0, 2) - 1)
+    path = write(lake, [{"path": "a"}, {"path": "d", "nonmatch": "none"}, {"path": "b", "nonmatch": "skip"}])
+    prepare_metadataset(path)
+    first, second, third = (keys_of(lake, name) for name in ("a", "d", "b"))
+    expected = [
+        [member[key] for member in (first, second, third) if key in member] for key in first if key in third
+    ]
+    dataset = train(path, repeat=False, worker_config=WorkerConfig(0, 1, workers))
+    read = [sample["texts"] for sample in get_loader(dataset)]
+    assert read != expected
+    assert sorted(read) == sorted(expected)
 
 
 def test_error_names_the_samples_without_partner_and_writes_nothing(lake):

@@ -1,11 +1,12 @@
 """An index entry that lies one member too early or too late: no sample comes short before the error."""
 
+import json
 import tarfile
 
 import numpy as np
 import pytest
 
-from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset, prepare_metadataset
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.prepare.prepare import prepare_dataset
@@ -98,3 +99,31 @@ def test_a_sound_dataset_costs_a_request_for_each_further_kind_of_sample(folder,
     assert {key: set(parts) for key, parts in found.items()} == members(folder)[1]
     asked = [entry for entry in s3_server.log() if entry.key.endswith(".tar")]
     assert len(asked) == 3 + 1
+
+
+@pytest.mark.parametrize(("edge", "by"), [("start", -1), ("start", 1), ("stop", -1)])
+@pytest.mark.parametrize("row", [1, 3, 8])
+def test_rows_of_joins(folder, row, edge, by):
+    """The same of a row of a join, whose neighbours are other samples than in the tar."""
+    meta = folder.parent / "meta.yaml"
+    source = {"join": [{"path": "data"}, {"path": "data"}], "joiner": {**CRUDE, "__class__": "TextSample"}}
+    meta.write_text(json.dumps({**CRUDE, "__class__": "MetadatasetV2", "splits": {"train": source}}))
+    config = {"sample_type": source["joiner"], "field_map": {"text": "b.bin"}}
+    (folder / ".nv-meta" / "dataset.yaml").write_text(json.dumps(config))
+    prepare_metadataset(meta)
+    starts = [offset for _, offset in members(folder)[0]]
+    (index,) = (folder.parent / "meta.yaml.cache").iterdir()
+    rows = np.fromfile(index, dtype="<i8")
+    _, start, size = rows[2 + 6 * row :][:3]
+    moved = start if edge == "start" else start + size
+    moved = starts[starts.index(moved) + by] - moved
+    rows[2 + 6 * row :][1:3] += (moved, -moved) if edge == "start" else (0, moved)
+    rows.tofile(index)
+    dataset = get_train_dataset(
+        meta, batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=4, repeat=False,
+        worker_config=WorkerConfig(0, 1, 0),
+    )  # fmt: skip
+    seen = []
+    with pytest.raises(IndexMismatchError, match="the index and the tar disagree"):
+        seen.extend(int(sample.__key__.rpartition("/")[2]) for sample in get_savable_loader(dataset))
+    assert row not in seen
