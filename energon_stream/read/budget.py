@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -97,7 +98,11 @@ class Budget:
                 return
             self._start_bytes = slow_start_bytes(self._clock() - self._first_made)
             self._first = []
-        while (lane := self._most_urgent()) is not None:
+        # By slack; of equal ones, the lane comes first that was opened first.
+        urgent = [(lane.slack, number, lane) for number, lane in enumerate(self._lanes) if lane.queue]
+        heapify(urgent)
+        while urgent:
+            _, number, lane = heappop(urgent)
             size = lane.queue[0].size
             if self.outstanding_bytes and self.outstanding_bytes + size > self.size:
                 return
@@ -106,6 +111,8 @@ class Budget:
             if self._is_shared and self._bytes_under_way() + size > self.size // 3:
                 return  # the client keeps its memory for requests in flight
             yield self.pop(lane)
+            if lane.queue:
+                heappush(urgent, (lane.slack, number, lane))
 
     def pop(self, lane: Lane) -> RangeFetch:
         """Admit the next request of a lane, whatever the budget: the reader needs it now."""
@@ -114,12 +121,6 @@ class Budget:
         if self._start_bytes is not None or (self._is_shared and not request.is_local):
             self._under_way.append(request)
         return request
-
-    def _most_urgent(self) -> Lane | None:
-        waiting = [lane for lane in self._lanes if lane.queue]
-        if len(waiting) < 2:
-            return waiting[0] if waiting else None
-        return min(waiting, key=lambda lane: lane.slack)
 
     def _note_arrivals(self) -> None:
         """Count the answers that have arrived, and take them apart."""
