@@ -255,6 +255,21 @@ def read_metadata(
     return found if all(path in found.shard_counts for path in listed) else read()
 
 
+def read_tar_metadata(spec: StoreSpec) -> DatasetMetadata:
+    """Read the metadata of a dataset of tars; raise ConfigError if it has other files."""
+    found = read_metadata(spec)
+    check_tars(found.shard_counts, found.url)
+    return found
+
+
+def check_tars(shards: Iterable[str], url: str) -> None:
+    """Raise ConfigError if the shards of a dataset are files of another format."""
+    other = next((path for path in shards if find_format(path) is not None), None)
+    if other is not None:
+        what = f"this is for tars, and the dataset has files such as {other!r:.80}"
+        raise ConfigError(what, where=url, hint=conversion_hint(url))
+
+
 def _read_files(
     store: Store, split: str, config: str, with_sizes: bool, limits: Limits | None
 ) -> DatasetMetadata:

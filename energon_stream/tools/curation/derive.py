@@ -18,7 +18,7 @@ from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.index.checksums import digest
 from energon_stream.index.database import index_database
-from energon_stream.index.dataset import DatasetMetadata, read_metadata
+from energon_stream.index.dataset import DatasetMetadata, read_tar_metadata
 from energon_stream.index.index_files import read_offsets
 from energon_stream.index.info_files import META_FOLDER, read_info
 from energon_stream.prepare.publish import MetadataOptions
@@ -82,7 +82,7 @@ def merge_datasets(
     check_outside(urls, target)
     specs = [StoreSpec(url, storage_options) for url in urls]
     out = StoreSpec(target, storage_options)
-    found = [read_metadata(spec) for spec in specs]
+    found = [read_tar_metadata(spec) for spec in specs]
     for metadata in found[1:]:
         if metadata.dataset_yaml != found[0].dataset_yaml:
             raise ConfigError(
@@ -168,7 +168,7 @@ def split_dataset(
     for target in outs.values():
         check_outside([source], target)
     spec = StoreSpec(source, storage_options)
-    metadata = read_metadata(spec)
+    metadata = read_tar_metadata(spec)
     chosen = (
         _by_ratio(metadata, ratio, seed) if ratio is not None else _by_keys(spec, metadata, keys or {}, rest)
     )
@@ -226,7 +226,7 @@ def sample_dataset(
         raise ConfigError("give one of count, share and keys")
     check_outside([source], target)
     spec = StoreSpec(source, storage_options)
-    metadata = read_metadata(spec)
+    metadata = read_tar_metadata(spec)
     total = sum(metadata.shard_counts.values())
     if keys is not None:
         wanted = _by_keys(spec, metadata, {"": keys}, None)[""]

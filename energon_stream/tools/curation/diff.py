@@ -12,7 +12,7 @@ import numpy as np
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.engine.processes import LocalEngine
 from energon_stream.index.checksums import new_digest
-from energon_stream.index.dataset import read_metadata
+from energon_stream.index.dataset import read_tar_metadata
 from energon_stream.storage import ListEntry, StoreSpec
 from energon_stream.tar.scan import ShardScan, scan_shard
 from energon_stream.tools.shard_copies import local_copy
@@ -93,7 +93,7 @@ def diff_datasets(
         (False, 64, ('dataset.yaml',))
     """
     specs = [StoreSpec(url, storage_options) for url in (first, second)]
-    found = [read_metadata(spec) for spec in specs]
+    found = [read_tar_metadata(spec) for spec in specs]
     tasks = [(number, shard) for number in range(2) for shard in found[number].shard_counts]
     read = partial(_read_shard, specs, content)
     runner = engine or LocalEngine(0)
