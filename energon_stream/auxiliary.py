@@ -18,14 +18,17 @@ from energon_stream.errors import (
     CorruptTarError,
     IndexMismatchError,
     MetadataError,
+    MissingFileError,
     NotPreparedError,
     ObjectNotFoundError,
+    RangeError,
     SampleError,
     StorageError,
     UnsupportedStoreError,
 )
 from energon_stream.fork import PerProcess
 from energon_stream.index.database import IndexDatabase, index_database
+from energon_stream.index.dataset import check_tars
 from energon_stream.index.info_files import INFO_JSON, read_info
 from energon_stream.index.objects import ShardObject, VersionGuard
 from energon_stream.index.sqlite_index import INDEX_SQLITE
@@ -65,6 +68,7 @@ class OpenedDataset:
         missing = INFO_JSON
         try:
             self._shards = list(read_info(self.store))
+            check_tars(self._shards, self.store.url)
             missing = INDEX_SQLITE
             self.database: IndexDatabase = index_database(spec)
         except ObjectNotFoundError as error:
@@ -271,13 +275,17 @@ class ByteRangeStore(FileStore[bytes]):
         return self._read(path, *map(int, found.groups())), SourceInfo(self.get_path(), key, None, (key,))
 
     def read_range(self, path: str, offset: int, size: int, *, sample: Any = None) -> bytes:
-        """Return ``size`` bytes of a file; see :meth:`FileStore.get`. Raises RangeError beyond its end."""
+        """Return bytes of a file; see :meth:`FileStore.get`. Raises MissingFileError beyond its end."""
         return self.get(f"{path}#bytes={offset}:{size}", sample)
 
     def _read(self, path: str, offset: int, size: int) -> bytes:
         place, _ = self.files.place(path)
         wanted = ByteRange(offset, offset + size)
-        return open_once(place.spec).get_range(place.path, wanted).data.tobytes() if size else b""
+        try:
+            return open_once(place.spec).get_range(place.path, wanted).data.tobytes() if size else b""
+        except (ObjectNotFoundError, RangeError) as error:  # this sample's fault: others go on
+            hint = "check the file and the bytes that the sample refers to"
+            raise MissingFileError(error.what, where=error.where, hint=hint) from error
 
     def get_path(self) -> str:
         """Return the path or URL of the folder."""

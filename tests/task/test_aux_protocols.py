@@ -85,6 +85,23 @@ def test_cookers_look_up_ranges_of_files(lake, s3_server, tmp_bucket):
         assert {each.bytes for each in asked} <= {size for _, size in RANGES}  # nothing but the ranges
 
 
+def test_a_range_that_a_file_does_not_have_costs_its_sample(lake, s3_server, tmp_bucket):
+    """One key names bytes beyond the end, another a file that is not there: all other samples come."""
+
+    def part(number):
+        offset, size = RANGES[number]
+        path = "gone.bin" if number == 7 else "in/blob.bin"
+        return {
+            "json": json.dumps({"key": f"{path}#bytes={3000 if number == 5 else offset}:{size}"}).encode()
+        }
+
+    write_shards(lake / "crude", shards=2, samples_per_shard=12, parts=part)
+    prepare_dataset(str(lake / "crude"), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML, force=True)
+    wanted = [each for each in SLICES if not each[0].endswith(("/00000005", "/00000007"))]
+    assert read(lake, "byterange://blobs") == wanted
+    assert read(lake, "byterange://blobs", server=s3_server, bucket=tmp_bucket) == wanted
+
+
 def test_a_store_of_ranges(lake):
     store, seen = ByteRangeStore(lake / "blobs"), {"__sources__": ()}
     assert (
