@@ -140,9 +140,9 @@ def with_view(index: DatasetIndex, view: View, limits: Limits) -> DatasetIndex:
     is_filter = view == View(bad=view.bad, filter=view.filter)
     is_file = is_filter and isinstance(index, FilesIndex)
     if not (is_folder or is_file or is_only_bad):
-        raise ConfigError(
-            f"the view ({view}) needs a prepared folder of tars", where=index.name, hint="prepare the dataset"
-        )
+        is_other = isinstance(index, FilesIndex)
+        hint = "of other files, only a filter index selects samples" if is_other else "prepare the dataset"
+        raise ConfigError(f"the view ({view}) needs a prepared folder of tars", where=index.name, hint=hint)
     selecting = _Selecting(index, view, limits)
     if is_only_bad and not len(selecting.bad):
         return index
