@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -143,8 +143,15 @@ class FilterIndex:
     def __len__(self) -> int:
         return sum(self.filtered_shard_counts.values())
 
-    def __getitem__(self, index: int) -> int:
-        return int(self._numbers[index])
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        found: int | list[int] = self._numbers[index].tolist()
+        return found
 
     def versions(self, limits: Limits) -> tuple[str, ...] | None:
         """Return what changes with the content of the files; None if the store reports no versions."""
@@ -302,7 +309,11 @@ class FilterIndexWriter:
         self.append_shard(shard, [index])
 
     def _append(self, indexes: Iterable[int], first: int, samples: int, of: str) -> None:
-        values = np.asarray(indexes if isinstance(indexes, np.ndarray) else list(indexes))
+        given: Any = indexes
+        if not isinstance(given, Iterable):
+            what, hint = f"{given!r:.80} is no sequence of numbers", "pass a list or an array of them"
+            raise ConfigError(what, where=self._record.where, hint=hint)
+        values = np.asarray(given if isinstance(given, np.ndarray) else list(given))
         if not values.size:
             return
         what, hint = "", "numbers begin with 0"

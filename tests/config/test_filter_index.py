@@ -444,3 +444,19 @@ def test_where_a_filter_has_no_meaning(texts, tmp_path):
         in_order(recipe({"path": str(inner), "filter": "good"}))
     with pytest.raises(ConfigError, match="needs a prepared folder"):
         in_order(str(texts / "data-{000000..000007}.tar"), filter_name="good", sample_type=CrudeSample)
+
+
+def test_slices_of_a_filter_and_numbers_that_are_none(texts):
+    found = build_filter_index(str(texts), "kept", KEPT)
+    assert found[1:9:3] == KEPT.tolist()[1:9:3]
+    assert found[-2:] == KEPT.tolist()[-2:]
+    for wrong in (None, 5):
+        with pytest.raises(ConfigError, match="is no sequence of numbers"):
+            build_filter_index(str(texts), "other", wrong)
+
+
+def test_views_of_files_say_what_selects(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n' * 9)
+    prepare_jsonl(str(tmp_path / "x.jsonl"))
+    with pytest.raises(ConfigError, match="only a filter index selects"):
+        get_val_dataset(tmp_path / "x.jsonl", batch_size=None, share=0.5, worker_config=ALONE)
