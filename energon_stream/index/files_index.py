@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -104,7 +104,7 @@ def open_folder(found: WebDatasetIndex, format: FileFormat, limits: Limits) -> F
         if file.num_samples != total:
             what = f"{path!r:.80} has {file.num_samples} samples, and {total} in .info.json"
             raise MetadataError(what, where=where, hint=_AGAIN)
-        check_alike(format, (paths[0], files[0]), (path, file), store.url)
+    check_alike(format, zip(paths, files, strict=True), store.url)
     every = found.every
     if every is not None:
         offsets = [np.cumsum([0, *file.counts[:-1]]) for file in files if file.counts]
@@ -124,14 +124,18 @@ def open_folder(found: WebDatasetIndex, format: FileFormat, limits: Limits) -> F
     )
 
 
-def check_alike(
-    format: FileFormat, one: tuple[str, OpenedFile], other: tuple[str, OpenedFile], where: str
-) -> None:
-    """Raise MetadataError if two files of a folder, each with its path, cannot be one dataset."""
+def check_alike(format: FileFormat, files: Iterable[tuple[str, OpenedFile]], where: str) -> None:
+    """Raise MetadataError if files of a folder, each with its path, cannot be one dataset.
+
+    Files without samples go with all others: the columns of a table without rows often have no types.
+    """
     shared = format.shared_facts
-    if one[1].counts and other[1].counts and one[1].facts[:shared] != other[1].facts[:shared]:
+    full = ((path, file.facts[:shared]) for path, file in files if file.num_samples)
+    one, facts = next(full, ("", ()))
+    other = next((path for path, own in full if own != facts), None)
+    if other is not None:
         raise MetadataError(
-            f"{one[0]!r:.80} and {other[0]!r:.80} have other columns or types",
+            f"{one!r:.80} and {other!r:.80} have other columns or types",
             where=where,
             hint="give files that differ folders of their own, and mix these by a metadataset",
         )

@@ -69,9 +69,9 @@ def prepare_files(
     files: dict[str, OpenedFile] = {}
     for path, opened in zip(paths, ordered_map(look, paths, workers), strict=True):
         files[path] = opened
-        check_alike(format, (paths[0], files[paths[0]]), (path, opened), store.url)
         if progress is not None:
             progress(len(files), len(paths))
+    check_alike(format, files.items(), store.url)
     counts = {path: file.num_samples for path, file in files.items()}
     if not any(counts.values()):
         raise EmptyDatasetError("the files have no samples", where=store.url)

@@ -24,6 +24,7 @@ from energon_stream.errors import (
     EnergonStreamError,
     LimitError,
     MetadataError,
+    NotPreparedError,
 )
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.read import parquet_format
@@ -232,6 +233,19 @@ def test_other_columns_in_one_folder(tmp_path):
     pq.write_table(pa.table({"text": [1, 2]}), folder / "9.parquet")
     with pytest.raises(MetadataError, match=r"'0\.parquet' and '9\.parquet' have other columns"):
         prepare_dataset(str(folder), split_ratio=(1, 0, 0))
+
+
+def test_files_without_rows_have_any_columns_and_hide_none(tmp_path):
+    folder, rows = folder_of(tmp_path, 1)
+    pq.write_table(pa.table({"text": pa.nulls(0)}), folder / "+.parquet")  # sorts first
+    pq.ParquetWriter(folder / "-.parquet", pa.schema({"a": pa.int8()})).close()
+    with pytest.raises(NotPreparedError, match="energon-stream prepare"):
+        train(folder)
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0))
+    assert [values(sample) for sample in in_order(folder, split_part="train")] == rows
+    pq.write_table(pa.table({"text": [1, 2]}), folder / "9.parquet")
+    with pytest.raises(MetadataError, match=r"'0\.parquet' and '9\.parquet' have other columns"):
+        prepare_dataset(str(folder), split_ratio=(1, 0, 0), force=True)
 
 
 def test_empty_row_groups_and_files(tmp_path):
