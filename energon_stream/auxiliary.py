@@ -28,9 +28,9 @@ from energon_stream.errors import (
 )
 from energon_stream.fork import PerProcess
 from energon_stream.index.database import IndexDatabase, index_database
-from energon_stream.index.dataset import check_tars
 from energon_stream.index.info_files import INFO_JSON, read_info
 from energon_stream.index.objects import ShardObject, VersionGuard
+from energon_stream.index.shard_names import check_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.media import FilePlace, FileStore, FolderFileStore, RangedFile, open_once
 from energon_stream.media.file_layout import FileLayout

@@ -40,7 +40,7 @@ from energon_stream.index.info_files import (
 )
 from energon_stream.index.sample_sizes import MOST_BYTES, decode_names, decode_sizes
 from energon_stream.index.shard_marks import Marks, decode_marks, marks_bytes
-from energon_stream.index.shard_names import conversion_hint, names_tars, path_hint
+from energon_stream.index.shard_names import check_tars, conversion_hint, names_tars, path_hint
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.yaml_io import read_document
 from energon_stream.printable import strip_credentials
@@ -260,14 +260,6 @@ def read_tar_metadata(spec: StoreSpec) -> DatasetMetadata:
     found = read_metadata(spec)
     check_tars(found.shard_counts, found.url)
     return found
-
-
-def check_tars(shards: Iterable[str], url: str) -> None:
-    """Raise ConfigError if the shards of a dataset are files of another format."""
-    other = next((path for path in shards if find_format(path) is not None), None)
-    if other is not None:
-        what = f"this is for tars, and the dataset has files such as {other!r:.80}"
-        raise ConfigError(what, where=url, hint=conversion_hint(url))
 
 
 def _read_files(

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.index.braces import expand
+from energon_stream.index.file_format import find_format
 from energon_stream.printable import counted, strip_credentials
 from energon_stream.urls import is_local, is_url, local_path, split_query, url_scheme
 
@@ -186,6 +187,14 @@ def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
 def conversion_hint(url: str) -> str:
     """Return what to do with files of other formats."""
     return f"`energon-stream convert {shlex.quote(url)} NEW_FOLDER` makes a dataset of pictures, texts, Parquet and more"
+
+
+def check_tars(shards: Iterable[str], url: str) -> None:
+    """Raise ConfigError if the shards of a dataset are files of another format."""
+    other = next((path for path in shards if find_format(path) is not None), None)
+    if other is not None:
+        what = f"this is for tars, and the dataset has files such as {other!r:.80}"
+        raise ConfigError(what, where=url, hint=conversion_hint(url))
 
 
 def path_hint(url: str, other: str = "check the path") -> str:

@@ -20,14 +20,14 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from energon_stream.arrays import distinct
-from energon_stream.errors import ConfigError, LimitError, MetadataError, RangeError
+from energon_stream.errors import ConfigError, LimitError, MetadataError
 from energon_stream.imports import LazyModule
 from energon_stream.index.dataset import digest_hex
 from energon_stream.index.entries import Load
 from energon_stream.index.file_format import FileFormat, FilePlace, OpenedFile
-from energon_stream.index.jsonl_index import size_of
 from energon_stream.index.objects import ShardObject, VersionGuard
 from energon_stream.read.locator import Cut, Locator, RawSample
+from energon_stream.read.parquet_footer import CHANGED, parse_footer, read_footer
 from energon_stream.samples import METADATA_FIELDS
 from energon_stream.storage import Body, ByteRange, shared_fetcher
 from energon_stream.tables.reading import table_errors
@@ -47,13 +47,9 @@ if TYPE_CHECKING:
 pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
 pq: ModuleType | Any = LazyModule("pyarrow.parquet", "parquet")
 
-_TAIL_BYTES = 64 << 10  # the end of a file, which has most footers whole
 _GAP, _PIECE = 32 << 10, 8 << 20  # unwanted bytes that are read over; the largest request
 _BATCH_ROWS = 512  # rows that are decoded before their bytes are counted
 _MOST_SHARE = 1 << 20  # bytes for which a row stands: a larger row would be planned alone
-_SIGNATURE_BYTES = 28
-_DAMAGED = "the file is cut off or damaged; write it again"
-_CHANGED = "the file was changed since it was opened; run `energon-stream prepare` again if it is in a folder"
 _KEPT_BYTES = 256 << 20  # decoded row groups that are kept for rows that are planned later
 _TABLE_BYTES = 4 << 10  # what a decoded row group takes beside its values
 _FOOTER_BYTES = 256 << 20  # footers that are kept, as they are in memory
@@ -73,9 +69,9 @@ class ParquetFormat(FileFormat):
 
     def open(self, place: FilePlace, limits: Limits) -> OpenedFile:
         """Raise MetadataError if the file has no footer, and LimitError if it claims too much."""
-        footer, size = _read_footer(place.store, place.path, None, limits)
+        footer, size = read_footer(place.store, place.path, None, limits)
         with table_errors(place.url):
-            metadata = _parse(footer, place.url)
+            metadata = parse_footer(footer, place.url)
             counts = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
             columns = sorted(str(column) for column in metadata.schema.to_arrow_schema())
         if min(counts, default=0) < 0 or max(counts, default=0) > limits.shard_samples:
@@ -94,49 +90,6 @@ class ParquetFormat(FileFormat):
         return ParquetLocator(leaf, index, selection)
 
 
-def _read_footer(store: Store, path: str, known: OpenedFile | None, limits: Limits) -> tuple[bytes, int]:
-    """Return the footer with the mark after it, and the size of the file, which may be known."""
-    where, hint = f"{store.url}/{path}".rstrip("/"), _DAMAGED if known is None else _CHANGED
-    try:
-        if known is None:
-            body = store.get_suffix(path, _TAIL_BYTES)
-            size = size_of(store, path, body)
-        else:
-            size = known.size or 0
-            body = store.get_range(path, ByteRange(max(0, size - known.facts[1]), size))
-    except RangeError:
-        raise MetadataError("this is no Parquet file: it is too short", where=where, hint=hint) from None
-    tail = bytes(body.data)
-    if tail[-4:] == b"PARE":
-        raise _encrypted(where)
-    length = int.from_bytes(tail[-8:-4], "little") + 8
-    if tail[-4:] != b"PAR1" or length > size or (known is not None and length != known.facts[1]):
-        raise MetadataError("this is no Parquet file, or is damaged", where=where, hint=hint)
-    if length > limits.document_bytes:
-        told = limits.exceeded("document_bytes", f"the footer has {length:,} bytes")
-        raise LimitError(**told, where=where)
-    if length > len(tail):
-        tail = bytes(store.get_range(path, ByteRange(size - length, size)).data)
-    return tail[-length:], size
-
-
-def _parse(footer: bytes, url: str) -> Any:
-    """Return what pyarrow makes of a footer; raise MetadataError if columns are encrypted.
-
-    pyarrow ends the process where such a column is looked at, so this comes first. A readable footer of
-    encrypted columns is signed: after it are 28 bytes that are none of it.
-    """
-    found = pq.ParquetFile(pa.BufferReader(footer)).metadata
-    if len(footer) - 8 - found.serialized_size == _SIGNATURE_BYTES:
-        raise _encrypted(url)
-    return found
-
-
-def _encrypted(url: str) -> MetadataError:
-    hint = "columns that are encrypted cannot be read; write a file that is not"
-    return MetadataError("the Parquet file is encrypted", where=url, hint=hint)
-
-
 @dataclass(frozen=True, slots=True)
 class _Footer:
     """The footer of a file, and which of its columns are wanted."""
@@ -150,7 +103,7 @@ class _Footer:
     @classmethod
     def of(cls, data: bytes, url: str, selection: PartSelection | None) -> _Footer:
         with table_errors(url):
-            metadata = _parse(data, url)
+            metadata = parse_footer(data, url)
             names = metadata.schema.to_arrow_schema().names
             paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
         columns = sorted(name for name in names if selection is None or name in selection)
@@ -327,9 +280,9 @@ class ParquetLocator(Locator):
     def _load(self, file: int, store: Store) -> _Footer:
         place, opened, limits = self.index.place(file), self.index.opened[file], self.index.limits
         try:
-            data, size = _read_footer(store, place.path, opened, limits)
+            data, size = read_footer(store, place.path, opened, limits)
             if f"{size}-{digest_hex(data)}" != opened.version:
-                raise MetadataError("the file has another footer than it had", where=place.url, hint=_CHANGED)
+                raise MetadataError("the file has another footer than it had", where=place.url, hint=CHANGED)
             self._keep_footer(file, found := _Footer.of(data, place.url, self.selection))
             return found
         finally:

@@ -14,8 +14,9 @@ from energon_stream.arrays import distinct
 from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import ChecksumError, ConfigError, DatasetError, DuplicateKeyError
 from energon_stream.index.checksums import read_checksums
-from energon_stream.index.dataset import DatasetMetadata, check_tars, dataset_kind, select_split_part
+from energon_stream.index.dataset import DatasetMetadata, dataset_kind, select_split_part
 from energon_stream.index.plain import read_metadata_or_tars
+from energon_stream.index.shard_names import check_tars
 from energon_stream.logs import renamed
 from energon_stream.storage import StoreSpec
 from energon_stream.tools.lint.check_shard import ShardCheck, ShardTask
