@@ -98,13 +98,24 @@ test-floor:
 	.venv-floor/bin/python -m pip install -q --disable-pip-version-check -c constraints-floor.txt -e '.[test]'
 	.venv-floor/bin/python -m pytest -n 2 --ignore tests/integrations
 
-# Beside Megatron-Core, and under Megatron-Bridge's data module (without what Bridge needs for models).
+# Beside Megatron-Core, and under Megatron-Bridge's data module (without what Bridge needs for models): the last
+# versions for Python 3.11, and the newest, which need Python 3.12.
+PYTHON_3_12 ?= python3.12
 megatron: $(VENV)/installed
 	test -x .venv-megatron-core/bin/python || $(PYTHON) -m venv .venv-megatron-core
 	.venv-megatron-core/bin/python -m pip install -q -c constraints.txt torch
 	.venv-megatron-core/bin/python -m pip install -q -c constraints.txt -e . megatron-core==0.16.1
 	.venv-megatron-core/bin/python -m pip install -q --no-deps megatron-bridge==0.3.1
 	$(BIN)/python -m pytest tests/integrations -v
+	@if ! $(PYTHON_3_12) -c '' 2> /dev/null; then \
+		echo 'not run: megatron-core 0.19.2 and megatron-bridge 0.6.2, for want of $(PYTHON_3_12)'; \
+	else set -ex; \
+		test -x .venv-megatron-3.12/bin/python || $(PYTHON_3_12) -m venv .venv-megatron-3.12; \
+		.venv-megatron-3.12/bin/python -m pip install -q -c constraints.txt -e . megatron-core==0.19.2; \
+		.venv-megatron-3.12/bin/python -m pip install -q --no-deps megatron-bridge==0.6.2; \
+		ENERGON_STREAM_MEGATRON_PYTHON=$$PWD/.venv-megatron-3.12/bin/python \
+			$(BIN)/python -m pytest tests/integrations/test_megatron_core.py -v; \
+	fi
 
 # The transforms and the image decoders beside torchvision, which fits one version of torch alone.
 transforms:
@@ -157,4 +168,4 @@ release-check:
 	$(PYTHON) docs/tools/release_check.py dist $(RELEASE)
 
 clean:
-	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-peers .venv-floor .venv-transforms .venv-ray .venv-convert .venv-docs .venv-release .site dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-megatron-3.12 .venv-peers .venv-floor .venv-transforms .venv-ray .venv-convert .venv-docs .venv-release .site dist .mypy_cache .ruff_cache .pytest_cache

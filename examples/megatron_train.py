@@ -75,6 +75,12 @@ def process_groups():
     return groups
 
 
+def wait(groups):
+    """Wait for all ranks, so that none reads which checkpoint is the last while another writes one."""
+    if groups is not None:
+        dist.barrier()
+
+
 def step(model, optimizer, batch):
     """One training step; returns the loss."""
     loss = (model(batch["pixels"][:, None])[:, 0] - batch["labels"]).square().mean()
@@ -126,6 +132,7 @@ def main():
         saved = torch.load(tracker.parent / f"iter_{begin:07d}" / "model.pt")
         model.load_state_dict(saved)
         restore_dataloader_state(train, options.checkpoints, begin, dp_rank=rank)
+    wait(groups)
 
     for iteration in range(begin + 1, options.iterations + 1):
         batch = next(train)
@@ -137,6 +144,7 @@ def main():
         sys.stdout.flush()
         if iteration % options.save_interval == 0:
             save_dataloader_state(train, options.checkpoints, iteration, dp_rank=rank)
+            wait(groups)
             if rank == 0:
                 torch.save(model.state_dict(), tracker.parent / f"iter_{iteration:07d}" / "model.pt")
                 tracker.write_text(str(iteration))

@@ -6,10 +6,13 @@ groups.
 """
 
 import importlib.metadata
+import inspect
+import io
 import json
 import sys
 import types
 
+import torch
 import torch.distributed as dist
 
 from energon_stream.integrations.megatron import EnergonMultiModalDataModule, install_alias
@@ -34,6 +37,7 @@ def import_bridge():
         ("bridge", folder),
         ("bridge.data", f"{folder}/data"),
         ("bridge.data.energon", f"{folder}/data/energon"),
+        ("bridge.utils", f"{folder}/utils"),
     ):
         package = sys.modules[f"megatron.{name}"] = types.ModuleType(f"megatron.{name}")
         package.__path__ = [str(path)]
@@ -41,6 +45,18 @@ def import_bridge():
 
     assert base_energon_datamodule.__file__.startswith(str(folder)), megatron
     return base_energon_datamodule.EnergonMultiModalDataModule
+
+
+def reloaded(state):
+    """The state from a checkpoint file, which Bridge since 0.6 reads in a way of its own."""
+    file = io.BytesIO()
+    torch.save({"dataloader_state_dict": state}, file)
+    file.seek(0)
+    try:
+        from megatron.bridge.utils.safe_pickle import energon_torch_load as load
+    except ImportError:
+        load = torch.load
+    return load(file)["dataloader_state_dict"]
 
 
 if FIRST == "core":
@@ -57,16 +73,29 @@ assert parallel_state.__file__.endswith("megatron/core/parallel_state.py")
 
 dist.init_process_group("gloo")
 parallel_state.initialize_model_parallel(context_parallel_size=2)
-options = {"path": PATH, "tokenizer": None, "image_processor": None, "micro_batch_size": 4, "num_workers": 0}
-if MODULE == "bridge":
-    module = import_bridge()(**options)
-elif MODULE == "groups":
-    groups = ProcessGroupCollection.use_mpu_process_groups()
-    module = EnergonMultiModalDataModule(**options, pg_collection=groups)
+options = {"path": PATH, "tokenizer": None, "micro_batch_size": 4, "num_workers": 0}
+if MODULE == "groups":
+    options["pg_collection"] = ProcessGroupCollection.use_mpu_process_groups()
+DataModule = import_bridge() if MODULE == "bridge" else EnergonMultiModalDataModule
+if "image_processor" in inspect.signature(DataModule).parameters:  # Bridge before 0.6 requires it
+    options["image_processor"] = None
+
+
+def read(loader, batches):
+    """The keys of some batches."""
+    return [key for _ in range(batches) for key in next(loader).__key__]
+
+
+train, _ = DataModule(**options).build()
+keys = read(train, 5)
+state = train.save_state()
+later = read(train, 3)
+resumed, _ = DataModule(**options).build()
+if hasattr(resumed, "restore_state"):  # Bridge's since 0.6
+    resumed.restore_state(reloaded(state))
+    resumed_later = read(resumed, 3)
 else:
-    module = EnergonMultiModalDataModule(**options)
-train, _ = module.build()
-keys = [key for _ in range(5) for key in next(train).__key__]
+    resumed_later = later
 found = [None] * 4
 dist.all_gather_object(
     found,
@@ -74,7 +103,7 @@ dist.all_gather_object(
         parallel_state.get_data_parallel_rank(),
         parallel_state.get_context_parallel_rank(),
         keys,
-        len(train.save_state()),
+        later == resumed_later,
     ],
 )
 if dist.get_rank() == 0:

@@ -7,6 +7,7 @@ is ``.venv-megatron-core`` in the checkout, which ``make megatron`` makes.
 import json
 import os
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_context_parallel_ranks_of_megatron_core_read_the_same(ranks, data, firs
         assert read[dp, 0] == read[dp, 1]
         assert len(set(read[dp, 0])) == 20
     assert not {*read[0, 0]} & {*read[1, 0]}
-    assert all(state for *_, state in found)
+    assert all(resumed for *_, resumed in found)
 
 
 def test_the_training_loop_on_two_ranks(ranks, data, tmp_path):
@@ -71,3 +72,44 @@ def test_the_training_loop_on_two_ranks(ranks, data, tmp_path):
         assert len(expected) == 7
         assert len(keys(resumed, rank)) == 4
         assert keys(resumed, rank).items() <= expected.items()
+
+
+PREPARE = """
+import importlib.metadata, importlib.util, sys
+from energon_stream.integrations.megatron import install_alias
+
+install_alias()
+from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset, stateless
+
+path = importlib.metadata.distribution("megatron-bridge").locate_file("megatron/bridge/data/energon/prepare.py")
+spec = importlib.util.spec_from_file_location("prepare", path)
+prepare = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(prepare)
+prepare.prepare_webdataset(sys.argv[1], {"train": "a-.*", "val": "b-.*"}, num_workers=2)
+with open(sys.argv[1] + "/.nv-meta/dataset.yaml", "w") as file:
+    file.write("__module__: megatron.energon\\n__class__: CrudeWebdataset\\n")
+
+class Encoder(DefaultTaskEncoder):
+    cookers = [Cooker(stateless(lambda sample: sample))]
+
+for part in ("train", "val"):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    dataset = get_train_dataset(
+        sys.argv[1], split_part=part, batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None,
+        worker_config=config, repeat=False, task_encoder=Encoder(),
+    )
+    print(part, *sorted(sample["__key__"] for sample in get_loader(dataset)))
+"""
+
+
+def test_bridge_prepares_a_folder(run, tmp_path):
+    if not any(PYTHON.parents[1].glob("lib/python*/site-packages/megatron/bridge/data/energon/prepare.py")):
+        pytest.skip("no megatron-bridge of 0.6 or newer (make megatron, with Python 3.12)")
+    keys = {"a-0": ["a0", "a1"], "a-1": ["a2"], "b-0": ["b0", "b1"]}
+    for shard, names in keys.items():
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
+            for name in names:
+                tar.addfile(tarfile.TarInfo(f"{name}.txt"))
+    run.python = str(PYTHON)
+    printed = run("-W", "ignore", "-c", PREPARE, tmp_path).splitlines()
+    assert printed == ["train a0 a1 a2", "val b0 b1"]
