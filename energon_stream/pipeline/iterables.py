@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgpack
 
+from energon_stream.errors import ConfigError
 from energon_stream.pipeline.failures import field_of
 from energon_stream.pipeline.node import (
     END,
@@ -53,6 +54,11 @@ _REPLAYED = 10_000  # elements since the start of a pass, from which a log says 
 _NEAR = 64  # elements between two states, from which held elements are made again
 _OFFERED = ("__iter__", "save_state", "restore_state", "restore_sample", "reset_state_deep")
 """Methods that a class may write: a copy calls them, and for the object itself the library's hold."""
+_OURS = (
+    "make_node", "restore_many", "inner_states", "with_inner_states", "input_path", "len_stream", "inputs", "places",
+    "drawing", "nominal_length", "pass_length", "count_readers", "weights_by_batch", "batches_of_changes",
+)  # fmt: skip
+"""Names of datasets here that Megatron-Energon's do not have: no names for attributes of users."""
 
 
 def adopt(cls: type[Any], base: type[Any]) -> None:
@@ -69,6 +75,7 @@ def adopt(cls: type[Any], base: type[Any]) -> None:
         if cls.inputs == ():
             cls.inputs = _Found()
     if cls.make_node is make_node:
+        cls.__setattr__ = _set  # type: ignore[assignment] # a function is a method here
         cls._lengths = [
             name for name in ("len_worker", "__len__") if getattr(cls, name) is not getattr(base, name)
         ]
@@ -76,6 +83,16 @@ def adopt(cls: type[Any], base: type[Any]) -> None:
             own, ours = getattr(cls, name), getattr(base, name)
             if own is not ours and not hasattr(own, "own_method"):
                 setattr(cls, name, _of_copies(own, ours))
+
+
+def _set(self: Any, name: str, value: Any) -> None:
+    is_inputs = name == "inputs" and isinstance(value, (list, tuple))
+    if name in _OURS and not (is_inputs and all(hasattr(entry, "make_node") for entry in value)):
+        raise ConfigError(
+            f"{type(self).__name__} sets the attribute {name}, which the library's datasets have for themselves",
+            hint="give the attribute another name",
+        )
+    object.__setattr__(self, name, value)
 
 
 def _of_copies(own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -343,7 +360,7 @@ def len_stream(self: Any, stream: int) -> int | None:
     """Return the length of a stream: what the class says, or that of the inputs."""
     made, inputs = copy_for_stream(self, Context(self.worker_config, stream))
     try:
-        for name in self._lengths[:1]:
+        for name in type(self)._lengths[:1]:
             return len(made) if name == "__len__" else int(made.len_worker(0))
         return sum(map(len, inputs)) if inputs else None
     except EndlessError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -22,8 +22,11 @@ else:
 
 _LARGEST = 1 << 63  # integers beyond are no plain values
 _COLLECTIONS: Final[dict[str, type[Any]]] = {
-    "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque, "dict": dict,
+    "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque,
 }  # fmt: skip
+_DICTS: Final[dict[str, type[Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_FACTORIES: Final = {str(made): made for made in (None, bool, int, float, str, list, dict, set)}
+"""What a ``defaultdict`` makes; a state cannot hold other functions."""
 
 
 Place: TypeAlias = "tuple[State, bool]"
@@ -56,13 +59,22 @@ def pack(value: Any, inputs: Sequence[Place], where: str) -> State:
             number, place = value["input"], value["place"]
             is_now = number < len(inputs) and place == inputs[number]
             return {"input": number} if is_now else {"input": number, "place": list(place)}
-        if isinstance(value, dict):
-            return {"dict": [[packed(key), packed(entry)] for key, entry in value.items()]}
+        entries = (
+            [[packed(key), packed(entry)] for key, entry in value.items()] if isinstance(value, dict) else []
+        )
+        for name, collection in _DICTS.items():
+            if kind is collection or (collection is dict and kind.__name__ == "FlexState"):
+                return {name: entries}
+        if kind is defaultdict and str(value.default_factory) in _FACTORIES:
+            return {"defaultdict": [str(value.default_factory), entries]}
         if kind is random.Random:
             return {"random": packed(value.getstate())}
         if isinstance(value, np.random.Generator):
             return {"generator": packed(value.bit_generator.state)}
-        if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        if kind is np.random.RandomState:
+            return {"random_state": packed(value.get_state(legacy=False))}
+        is_array = kind is np.ndarray or isinstance(value, np.generic)
+        if is_array and not value.dtype.hasobject and value.dtype.names is None:
             return {"array": [value.dtype.str, list(value.shape), value.tobytes()]}
         if isinstance(value, torch.Generator):
             return {"torch_generator": value.get_state().numpy().tobytes()}
@@ -102,6 +114,11 @@ def unpack(plain: State, inputs: Sequence[Place]) -> Any:
     return deque(found, plain["maxlen"]) if "maxlen" in plain else found
 
 
+def _defaultdict(parts: Any) -> Any:
+    factory, entries = parts
+    return defaultdict(_FACTORIES[factory], map(tuple, entries))
+
+
 def _array(parts: Any) -> Any:
     dtype, shape, data = parts
     found = np.frombuffer(bytearray(data), np.dtype(dtype)).reshape(shape)
@@ -123,6 +140,12 @@ def _generator(state: Any) -> np.random.Generator:
     return made
 
 
+def _random_state(state: Any) -> np.random.RandomState:
+    made = np.random.RandomState()
+    made.set_state(state)
+    return made
+
+
 def _torch_generator(data: Any) -> Any:
     made = torch.Generator()
     made.set_state(torch.frombuffer(bytearray(data), dtype=torch.uint8))
@@ -131,9 +154,13 @@ def _torch_generator(data: Any) -> Any:
 
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     **_COLLECTIONS,
+    **_DICTS,
+    "counter": lambda entries: Counter(dict(entries)),
+    "defaultdict": _defaultdict,
     "int": int,
     "random": _random,
     "generator": _generator,
+    "random_state": _random_state,
     "array": _array,
     "torch_generator": _torch_generator,
     "tensor": lambda array: torch.from_numpy(np.asarray(array)),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
+from collections import deque
 from collections.abc import Iterator, Sequence
 from types import MethodType
 from typing import Any, Final
 
-from energon_stream.errors import StateError
+from energon_stream.errors import ConfigError, StateError
 from energon_stream.pipeline.node import Context, Item, Node, RestoreKey
 from energon_stream.pipeline.own_state import InputState, Place
 from energon_stream.pipeline.stream_runner import with_restore_key
@@ -123,7 +125,8 @@ def sources_of(dataset: Any) -> list[Any]:
 def copy_for_stream(dataset: Any, context: Context, places: Sequence[Place] = ()) -> tuple[Any, list[Any]]:
     """Return a copy of an object for a stream, and its inputs, which are at ``places``.
 
-    Functions, and what cannot be copied, are shared.
+    Functions, and what cannot be copied, such as locks, are shared. Raises ConfigError for iterators
+    that cannot be copied.
     """
     made, several = object.__new__(type(dataset)), len(dataset.inputs)
     inputs: list[Any] = []
@@ -133,16 +136,41 @@ def copy_for_stream(dataset: Any, context: Context, places: Sequence[Place] = ()
     memo: dict[int, Any] = {id(dataset): made, id(dataset.worker_config): dataset.worker_config}
     memo.update({id(source): inputs[number] for number, source in enumerate(dataset.inputs)})
 
-    def copied(value: Any) -> Any:
+    def copied(name: str, value: Any) -> Any:
         is_own_method = isinstance(value, MethodType) and value.__self__ is dataset
         if callable(value) and id(value) not in memo and not is_own_method:
             return value
+        before = dict(memo)
         try:
             return copy.deepcopy(value, memo)
         except Exception:
-            return value
+            memo.clear()  # it has halves of copies
+            memo.update(before)
+            return parts_copied(name, value)
 
-    vars(made).update({name: copied(value) for name, value in vars(dataset).items()})
+    def parts_copied(name: str, value: Any) -> Any:
+        """Copy a collection or an object some parts of which cannot be copied, such as locks."""
+        if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+            raise ConfigError(
+                f"the attribute {name} of {type(dataset).__name__} is a {type(value).__name__}, which cannot be "
+                "copied for each stream and has no state",
+                hint="make it in __iter__",
+            )
+        kind: Any = type(value)
+        if id(value) in memo:
+            return memo[id(value)]
+        if kind in (list, set, tuple, deque):
+            entries = [copied(name, entry) for entry in value]
+            memo[id(value)] = deque(entries, value.maxlen) if kind is deque else kind(entries)
+        elif kind is dict:
+            memo[id(value)] = {key: copied(name, entry) for key, entry in value.items()}
+        elif hasattr(value, "__dict__") and kind.__new__ is object.__new__ and kind.__module__ != "builtins":
+            memo[id(value)] = object.__new__(kind)
+            for key, entry in vars(value).items():
+                object.__setattr__(memo[id(value)], key, copied(f"{name}.{key}", entry))
+        return memo.get(id(value), value)
+
+    vars(made).update({name: copied(name, value) for name, value in vars(dataset).items()})
     vars(made)[INPUTS] = inputs
     return made, inputs
 

@@ -1,8 +1,10 @@
 """Datasets whose class writes ``__iter__``. The oracle is a run that nobody disturbs."""
 
 import random
-from collections import deque
+import threading
+from collections import Counter, OrderedDict, defaultdict, deque
 from functools import partial
+from queue import Queue
 
 import numpy as np
 import pytest
@@ -23,7 +25,8 @@ from energon_stream import (
     get_loader,
 )
 from energon_stream.errors import ConfigError, StateError, StateMismatchError
-from energon_stream.pipeline.node import INNER_STATE
+from energon_stream.pipeline import iterables
+from energon_stream.pipeline.node import INNER_STATE, Context
 from energon_stream.testing.operator_suite import (
     NumbersDataset,
     assert_exact_resume,
@@ -143,6 +146,27 @@ class Passes(Wrapper):
         yield from self.dataset
 
 
+class Kinds(Wrapper):
+    """Values of all classes of dicts, NumPy's old generator, and a queue, which has a lock."""
+
+    _savable_fields = ("last", "often", "groups", "draws")
+
+    def __init__(self, dataset):
+        super().__init__(dataset, draws=np.random.RandomState(2), queue=Queue(), _lengths=[3])
+        self.last, self.often, self.groups = OrderedDict(), Counter(), defaultdict(list)
+
+    def __iter__(self):
+        for value in self.dataset:
+            self.queue.put(value)
+            self.last[value] = self.draws.randint(9)
+            self.last.move_to_end(value, last=False)
+            self.groups[value % 3].append(value)
+            if len(self.last) > 3:
+                self.last.popitem()
+            self.often.update([value % 5])
+            yield [*self.last.items()], self.often.most_common(2), [*self.groups[1]], self.queue.get()
+
+
 class Drained(Wrapper):
     """A list that is saved, and is given out after the pass of the input is over."""
 
@@ -206,6 +230,7 @@ DATASETS = {
     "endless pool": lambda: Pool(endless(streams=2)),
     "packs": lambda: Packs(endless()),
     "packs in passes": lambda: Packs(numbers(streams=2)),
+    "kinds of values": lambda: Kinds(endless(streams=2)),
     "counting": lambda: Counting(endless(streams=2)),
     "stateless": lambda: Twice(numbers(streams=2)),
     "nested": lambda: Pairs(Twice(Pool(Pool(numbers(31)))), Packs(Pool(endless(9)))),
@@ -346,14 +371,39 @@ def test_elements_are_made_again_by_key():
     assert_restores_by_key(lambda: MapDataset(Trusted(numbers()), negative, stateless_map_fn=True))
 
 
-def test_a_state_that_is_not_plain_is_refused_with_a_remedy():
+class Table(dict):
+    """A class of a program."""
+
+
+@pytest.mark.parametrize("value", [object(), np.zeros(2, "i4,f4"), defaultdict(Table), Table()], ids=repr)
+def test_a_state_that_is_not_plain_is_refused_with_a_remedy(value):
     class Holding(Counting):
         def save_state(self):
-            return {"lock": object(), "inner": self.dataset.save_state()}
+            return {"value": value, "inner": self.dataset.save_state()}
 
-    with pytest.raises(StateError, match=r"the state of Holding holds <object .*, a object") as caught:
+    with pytest.raises(
+        StateError, match=f"the state of Holding holds .*, a {type(value).__name__}"
+    ) as caught:
         run_steps(Holding(numbers()), 2)
     assert "made again" in caught.value.hint
+
+
+def test_names_of_the_library_are_none_for_attributes():
+    with pytest.raises(ConfigError, match=r"Counting sets the attribute inputs.*another name"):
+        Counting(numbers()).inputs = [1, 2]
+    Counting(numbers()).inputs = [numbers()]
+
+
+def test_iterators_are_made_in_the_iteration(tmp_path):
+    made = Twice(numbers(streams=2))
+    made.log, made.parts = (tmp_path / "log").open("w"), {"lock": threading.Lock(), "seen": []}
+    copies = [iterables.copy_for_stream(made, Context(made.worker_config, stream))[0] for stream in range(2)]
+    assert copies[0].parts["seen"] is not copies[1].parts["seen"] is not made.parts["seen"]
+    assert copies[0].parts["lock"] is made.parts["lock"]
+    made.log.close()
+    made.parts["draws"] = (value for value in range(9))
+    with pytest.raises(ConfigError, match=r"the attribute parts of Twice is a generator.*in __iter__"):
+        next(iter(made))
 
 
 def test_a_failure_ends_the_iteration_and_is_told_again():
