@@ -80,6 +80,8 @@ class AssignableUntilHeld:
                 f"{name} is assigned after a dataset was made with the configuration",
                 hint="assign it before, or make another WorkerConfig",
             )
+        if name not in self.__dataclass_fields__:  # type: ignore[attr-defined]
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         made = replace(self, **{**given, name: value})  # type: ignore[type-var]
         vars(self).update(vars(made))
 

@@ -162,6 +162,8 @@ def test_attributes_may_be_assigned_until_a_dataset_is_made(captions):
     with pytest.raises(Exception, match="rank 1 does not fit"):
         config.world_size = 1
     assert config.world_size == 2
+    with pytest.raises(AttributeError, match="WorkerConfig has no attribute 'workers'"):
+        config.workers = 3
     loader(captions, config)
     with pytest.raises(WorkerError, match="after a dataset was made"):
         config.num_workers = 1
