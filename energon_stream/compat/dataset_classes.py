@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from energon_stream.arguments import SPLIT_CONFIG
-from energon_stream.compat.building import open_joined, open_object
+from energon_stream.compat.building import OpenedObject, open_joined, open_object
 from energon_stream.compat.epath import EPath
 from energon_stream.config.sample_types import DATASET_CLASSES
 from energon_stream.decode import FileStoreDecoder, SampleDecoder
@@ -73,7 +73,14 @@ class BaseCoreDatasetFactory(Generic[T_sample]):
 
     def build(self, worker_rotation_offset: int = 0) -> LeafDataset:
         """Open the dataset: one pass over its samples, shuffled in training. The argument has no effect."""
-        return open_object(self).dataset
+        return self._open().dataset
+
+    def _open(self) -> OpenedObject:
+        return open_object(self)
+
+    def __len__(self) -> int:
+        """Return the samples of one pass, of all ranks together. The dataset is opened for that."""
+        return self._open().plan.num_samples
 
     def as_file_store(self) -> FileStore[Any]:
         """Open the dataset as a file store, in which cookers look up parts by name."""
@@ -303,9 +310,8 @@ class JoinedWebdatasetFactory(BaseCoreDatasetFactory[T_sample]):
         self.join_index: EPath = EPath(join_index)
         self.joiner = joiner
 
-    def build(self, worker_rotation_offset: int = 0) -> LeafDataset:
-        """Open the join: one pass over its rows."""
-        return open_joined(self).dataset
+    def _open(self) -> OpenedObject:
+        return open_joined(self)
 
 
 class CrudeJsonlDatasetFactory(BaseCoreDatasetFactory[CrudeSample]):

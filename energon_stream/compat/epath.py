@@ -9,6 +9,7 @@ import io
 import os
 import posixpath
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -81,6 +82,9 @@ class EPath:
 
     def __init__(self, initial_path: str | os.PathLike[str]) -> None:
         text = os.fspath(initial_path)
+        if url_scheme(text) == "rclone":
+            warnings.warn("rclone:// means msc://: write msc://", FutureWarning, stacklevel=2)
+            text = f"msc{text[len('rclone') :]}"
         if is_local(text):
             local_path(text)  # raises an error if it is none
             self.url: str = _normal(text) if url_scheme(text) == "dss" else plain_or_dataset(text)

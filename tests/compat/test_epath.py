@@ -141,3 +141,17 @@ def test_datasets_of_the_node(tmp_path, monkeypatch):
     monkeypatch.delenv("NVDATASET_CACHE_DIR")
     with pytest.raises(ConfigError, match="NVDATASET_CACHE_DIR is not set"):
         EPath("dss://captions@v1.2")
+
+
+def test_rclone_is_msc(tmp_path, monkeypatch):
+    """The expected texts are 7.4.1's."""
+    with pytest.warns(FutureWarning, match="write msc://"):
+        path = EPath("rclone://lake/bucket/x.tar")
+    assert str(path) == "msc://lake/bucket/x.tar"
+    assert (str(path.parent), str(path / "y"), path.name) == (
+        "msc://lake/bucket",
+        "msc://lake/bucket/x.tar/y",
+        "x.tar",
+    )
+    with pytest.warns(FutureWarning):
+        assert EPath("rclone://__filesystem__" + str(tmp_path)) == EPath(tmp_path)

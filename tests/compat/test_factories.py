@@ -25,7 +25,7 @@ from energon_stream.compat.foreign import describe_foreign
 from energon_stream.errors import MetadataError, UntrustedCodeError
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.samples import CaptioningSample, CrudeSample, Sample, TextSample
-from energon_stream.testing.datasets import captioning_dataset
+from energon_stream.testing.datasets import captioning_dataset, write_shards
 
 
 @dataclass
@@ -251,3 +251,21 @@ def test_the_classes_of_other_formats(tmp_path, kind):
     )
     assert [sample["a"] for sample in folder.build()] == [1, 2]
     assert type(folder).__name__ == "DefaultParquetShardListDatasetFactory"
+
+
+def test_factories_have_the_length_of_one_pass(tmp_path):
+    """In 7.4.1: 20 of 30 samples for each of these, whatever the ranks and passes; 5 in validation."""
+    folder = tmp_path / "data"
+    write_shards(folder, shards=6, samples_per_shard=5, parts=lambda i: {"txt": b"text"})
+    yaml = {
+        "sample_type": {"__module__": "megatron.energon", "__class__": "TextSample"},
+        "field_map": {"text": "txt"},
+    }
+    prepare_dataset(str(folder), split_ratio=(4, 1, 1), dataset_yaml=yaml)
+    one, many = WorkerConfig(0, 1, 0), WorkerConfig(0, 2, 3)
+    made = {"sample_type": TextSample, "field_map": {"text": "txt"}, "split_part": "train"}
+    for changes in ({}, {"worker_config": many}, {"shuffle_over_epochs": 3}):
+        assert len(StandardWebdatasetFactory(folder, **{"worker_config": one, **made, **changes})) == 20
+    config = {"dataset_config": "dataset.yaml", "split_config": "split.yaml", "worker_config": one}
+    assert len(get_dataset_from_config(folder, **config, split_part="train", training=True)) == 20
+    assert len(get_dataset_from_config(folder, **config, split_part="val", training=False)) == 5
