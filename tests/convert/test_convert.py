@@ -290,21 +290,53 @@ def test_from_a_store_to_a_store(tmp_path, s3_server):
     assert report.samples_checked == ROWS
 
 
-RECORDS = st.lists(st.lists(st.text('a",\n\r é', max_size=6), min_size=2, max_size=2), max_size=30)
+RECORDS = st.lists(st.lists(st.text('a",;\t\n\r é', max_size=6), min_size=2, max_size=2), max_size=30)
+SIGNS = st.sampled_from(",;\t")
 
 
-@given(records=RECORDS, piece=st.integers(1, 40), rows=st.integers(1, 5), size=st.integers(1, 60))
-def test_a_table_is_cut_between_its_records(records, piece, rows, size):
-    text = io.StringIO()
-    csv.writer(text).writerows([["h", "i"], *records])
-    data = text.getvalue().encode()
+@given(
+    records=RECORDS,
+    delimiter=SIGNS,
+    piece=st.integers(1, 40),
+    rows=st.integers(1, 5),
+    size=st.integers(1, 60),
+)
+def test_a_table_is_cut_between_its_records(records, delimiter, piece, rows, size):
+    def written(value):  # a quotation mark within a value that needs none is left as it is
+        quoted = value.startswith('"') or set(value) & {delimiter, "\r", "\n"}
+        return '"{}"'.format(value.replace('"', '""')) if quoted else value
+
+    records = [["h", "i"], *records]
+    text = "".join(f"{written(first)}{delimiter}{written(second)}\r\n" for first, second in records)
+    data = text.encode()
+
+    def read(part):
+        return list(csv.reader(io.StringIO(part, newline=""), delimiter=delimiter))
+
+    assert read(text) == records
     pieces = (data[start : start + piece] for start in range(0, len(data), piece))
-    cuts = list(cut_records(pieces, quoted=True, rows=rows, size=size))
-    assert "".join(data[cut.start : cut.stop].decode() for cut in cuts) == text.getvalue()
-    found = [list(csv.reader(io.StringIO(data[cut.start : cut.stop].decode(), newline=""))) for cut in cuts]
-    assert [row for group in found for row in group] == [["h", "i"], *records]
+    cuts = list(cut_records(pieces, delimiter=delimiter, rows=rows, size=size))
+    assert "".join(data[cut.start : cut.stop].decode() for cut in cuts) == text
+    found = [read(data[cut.start : cut.stop].decode()) for cut in cuts]
+    assert [row for group in found for row in group] == records
     assert [cut.rows for cut in cuts] == [len(group) for group in found]
     assert [cut.first_row for cut in cuts] == [sum(map(len, found[:n])) for n in range(len(found))]
+
+
+def test_a_table_with_semicolons_and_marks_of_inches(tmp_path):
+    text = '\ufeffcaption;größe\r\n"a ""b"", c";5" wide\r\n\r\nd;6\r\n  ;7\r\n'
+    for name, sign in (("a.CSV", ";"), ("b.csv", "\t"), ("c.tsv", "\t"), ("d.tsv", ";")):
+        (tmp_path / name).write_bytes(text.replace(";", sign).encode())
+        convert_dataset(
+            tmp_path / name,
+            tmp_path / f"new-{name}",
+            columns={"größe": "n.txt", "caption": "txt"},
+            shuffle=False,
+            engine=INLINE,
+        )
+        found = samples(tmp_path / f"new-{name}").values()
+        assert [parts["n.txt"].decode() for parts in found] == ['5" wide', "6", "7"]
+        assert [parts["txt"].decode() for parts in found] == ['a "b", c', "d", "  "]
 
 
 def test_csv_and_tsv(tmp_path):
@@ -335,8 +367,10 @@ def test_bad_lines_are_named(tmp_path, content, error, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a,b\n1,2,3\n", "3 values, and the header 2"),
-        (b"a,b\n1,\xff\n", "UnicodeDecodeError"),
+        (b"a,b\n1,2\n1,2,3\n", r"3 values, and the header 2 columns \[.*table.csv, row 1\]"),
+        (b"a;b,c\n1\n", "1 value, and the header 2 columns"),
+        (b"a,b\n1,\xff\n", r"byte 6 of the table is not UTF-8 \[.*table.csv.*iconv"),
+        (b"a,b,a\n1,2,3\n", "two columns are called 'a'"),
         (b"", "no header"),
     ],
 )
@@ -478,6 +512,9 @@ def test_two_files_for_one_part_and_folders_without_samples(tmp_path):
     (tmp_path / "source").mkdir()
     with pytest.raises(SourceError, match="it is empty"):
         convert_dataset(tmp_path / "source", tmp_path / "new", engine=INLINE)
+    (tmp_path / "a.zip").write_bytes(b"x")
+    with pytest.raises(SourceError, match=r"a file of a format that is not read.*unpack"):
+        convert_dataset(tmp_path / "a.zip", tmp_path / "new", engine=INLINE)
     (tmp_path / "source" / "noextension").write_bytes(b"x")
     with pytest.raises(SourceError, match="no files with an extension"):
         convert_dataset(tmp_path / "source", tmp_path / "new", engine=INLINE)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import ConfigError, SourceError
+from energon_stream.errors import ConfigError, ObjectNotFoundError, SourceError
 
 if TYPE_CHECKING:
     from energon_stream.storage import Store, StoreSpec
@@ -47,11 +48,19 @@ def find_kind(spec: StoreSpec) -> str:
     if url.startswith(huggingface.SCHEME):
         return "huggingface"
     for suffixes, kind in ((parquet.SUFFIXES, "parquet"), (text.SUFFIXES, "csv")):
-        if url.endswith(suffixes):
+        if url.lower().endswith(suffixes):
             return kind
     store = spec.open()
     paths = [entry.path for entry in store.list()]
     if not paths:
+        with suppress(ObjectNotFoundError):
+            store.head("")
+            raise SourceError(
+                "it is a file of a format that is not read",
+                where=store.url,
+                hint="read are .parquet, .csv, .tsv, .jsonl and .ndjson: write a JSON document as lines with "
+                "an object each, and unpack an archive",
+            )
         raise SourceError(
             "there is no such folder, or it is empty",
             where=store.url,
@@ -68,9 +77,9 @@ def find_kind(spec: StoreSpec) -> str:
             hint="index them with `energon-stream prepare`",
         )
     tops = [path for path in paths if "/" not in path]
-    if any(path.endswith(parquet.SUFFIXES) for path in paths):
+    if any(path.lower().endswith(parquet.SUFFIXES) for path in paths):
         return "parquet"
-    return "csv" if any(path.endswith(text.SUFFIXES) for path in tops) else "folder"
+    return "csv" if any(path.lower().endswith(text.SUFFIXES) for path in tops) else "folder"
 
 
 def _by_index(store: Store) -> str | None:

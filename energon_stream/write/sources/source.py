@@ -112,7 +112,7 @@ class TableSource(Source):
         """Return the sections of a file."""
 
     def _list(self, store: Store) -> list[ListEntry]:
-        found = [entry for entry in store.list() if entry.path.endswith(self.suffixes)]
+        found = [entry for entry in store.list() if entry.path.lower().endswith(self.suffixes)]
         if not found:
             raise SourceError(
                 f"the folder has no {' or '.join(self.suffixes)} files",
@@ -122,7 +122,7 @@ class TableSource(Source):
         return sorted(found, key=lambda entry: entry.path)
 
     def _is_file(self) -> bool:
-        return self.spec.url.endswith(self.suffixes)
+        return self.spec.url.lower().endswith(self.suffixes)
 
     def _folder(self) -> StoreSpec:
         if not self._is_file():
@@ -189,9 +189,11 @@ def package(name: str) -> Iterator[None]:
 
 @contextmanager
 def named_source_errors(where: str) -> Iterator[None]:
-    """Raise SourceError for whatever a format's package raises."""
+    """Raise SourceError for whatever a format's package raises, and name the place of one without."""
     try:
         yield
+    except SourceError as error:
+        raise error if error.where else SourceError(error.what, where=where, hint=error.hint) from error
     except (EnergonStreamError, MemoryError, GeneratorExit):
         raise
     except OSError as error:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from energon_stream.errors import SourceError
 from energon_stream.media.ranged_file import open_once
+from energon_stream.printable import counted
 from energon_stream.storage import ByteRange, ListEntry, Store
 from energon_stream.storage.in_order import stream_object
 from energon_stream.write.sources import source
@@ -38,6 +41,7 @@ class _RowRun(NamedTuple):
     entry: ListEntry
     cut: Cut
     header: tuple[str, ...]
+    delimiter: str
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class TextSource(TableSource):
         wanted = ByteRange(run.cut.start, run.cut.stop)
         data = bytes(store.get_range(run.entry.path, wanted, etag=run.entry.meta.etag).data)
         where = f"{store.url}/{run.entry.path}".rstrip("/")
-        records = _json_rows(data) if _is_json(section.name) else _csv_rows(data, run.header, section.name)
+        records = _json_rows(data) if _is_json(section.name) else _csv_rows(data, run)
         number = 0
         while True:
             with named_source_errors(f"{where}, row {section.first_row + number}"):
@@ -69,54 +73,68 @@ class TextSource(TableSource):
         path, etag = entry.path, entry.meta.etag
         where = f"{store.url}/{path}".rstrip("/")
         name = path or where.rpartition("/")[2]
-        pieces = stream_object(store, path, etag=etag)
-        cuts = list(
-            cut_records(
-                (bytes(piece) for piece in pieces), quoted=not _is_json(name), rows=source.SECTION_ROWS
-            )
-        )
+        pieces = map(bytes, stream_object(store, path, etag=etag))
+        begin = next(pieces, b"")
+        delimiter = "" if _is_json(name) else _delimiter(begin, name)
+        cuts = list(cut_records(chain([begin], pieces), delimiter=delimiter, rows=source.SECTION_ROWS))
         header: tuple[str, ...] = ()
-        if not _is_json(name):
+        if delimiter:
             if not cuts:
                 raise SourceError("the table has no header", where=where)
             head = cuts.pop(0)
             line = store.get_range(path, ByteRange(head.start, head.stop), etag=etag).data
             with named_source_errors(where):
-                header = tuple(next(_reader(bytes(line).removeprefix(_BOM), name)))
+                records = _reader(bytes(line).removeprefix(_BOM), delimiter, head.start)
+                header = tuple(next(filter(None, records)))
+            if twice := next((column for column in header if header.count(column) > 1), None):
+                raise SourceError(f"two columns are called {twice!r:.80}", where=where, hint="rename one")
             cuts = [cut._replace(first_row=cut.first_row - 1) for cut in cuts]
         version = etag or str(entry.meta.size)
+        runs = [_RowRun(entry, cut, header, delimiter) for cut in cuts]
         return [
-            Section(name, cut.rows, cut.stop - cut.start, version, cut.first_row, _RowRun(entry, cut, header))
-            for cut in cuts
+            Section(name, run.cut.rows, run.cut.stop - run.cut.start, version, run.cut.first_row, run)
+            for run in runs
         ]
 
 
 def _is_json(name: str) -> bool:
-    return name.endswith((".jsonl", ".ndjson"))
+    return name.lower().endswith((".jsonl", ".ndjson"))
 
 
-def cut_records(pieces: Iterator[bytes], *, quoted: bool, rows: int, size: int = _BYTES) -> Iterator[Cut]:
+def _delimiter(begin: bytes, name: str) -> str:
+    """Return what divides the columns: by the name; by the header if that makes one column of it."""
+    usual = "\t" if name.lower().endswith(".tsv") else ","
+    head = re.split(rb"[\r\n]", begin.removeprefix(_BOM).lstrip(b"\r\n"), maxsplit=1)[0].decode("latin-1")
+    for sign in (usual, ";", "\t", ","):
+        if len(next(csv.reader([head], delimiter=sign), [])) > 1:
+            return sign
+    return usual
+
+
+def cut_records(pieces: Iterator[bytes], *, delimiter: str, rows: int, size: int = _BYTES) -> Iterator[Cut]:
     """Cut a table, given in pieces, into runs that end at ``rows`` records or ``size`` bytes.
 
-    The first record of a quoted table is a run of its own. A record ends at the end of a line; with
-    ``quoted``, where the number of quotation marks before is even.
+    With a ``delimiter``, the first record is a run of its own, and a record goes on at the end of a line in a
+    value that began with a quotation mark. A quotation mark within another value means itself.
     """
-    start = position = count = done = quotes = 0
-    limit = 1 if quoted else rows
+    start = position = count = done = 0
+    is_open = False
+    quoted = re.compile(rb'(?:^|%b)"(?:[^"]++|"")*+("?)' % re.escape(delimiter.encode()))
+    limit = 1 if delimiter else rows
     for line in _lines(pieces):
+        is_blank = not (is_open or line.strip(b"\r\n" if delimiter else None))
+        if delimiter and (is_open or b'"' in line):
+            text = b'"' + line if is_open else line if position else line.removeprefix(_BOM)
+            is_open = any(not end for end in quoted.findall(text))
         position += len(line)
-        if quoted:
-            quotes += line.count(b'"')
-            if quotes % 2:
-                continue
-        is_blank = not (quotes or line.strip())
-        quotes = 0
+        if is_open:
+            continue
         count += not is_blank
         if count == limit or (position - start >= size and count):
             yield Cut(start, position, count, done)
             start, done, count, limit = position, done + count, 0, rows
     if position > start:
-        yield Cut(start, position, count + bool(quotes), done)
+        yield Cut(start, position, count + is_open, done)
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -139,18 +157,25 @@ def _json_rows(data: bytes) -> Iterator[Row]:
         yield row
 
 
-def _csv_rows(data: bytes, header: tuple[str, ...], name: str) -> Iterator[Row]:
-    for values in _reader(data, name):
+def _csv_rows(data: bytes, run: _RowRun) -> Iterator[Row]:
+    for values in _reader(data, run.delimiter, run.cut.start):
         if not values:
             continue
-        if len(values) != len(header):
+        if len(values) != len(run.header):
+            columns = counted(len(run.header), "column")
             raise SourceError(
-                f"the row has {len(values)} values, and the header {len(header)} columns",
-                hint="quote values that have the delimiter or ends of lines",
+                f"the row has {counted(len(values), 'value')}, and the header {columns}",
+                hint=f"quote values that have the delimiter, {run.delimiter!r}, or ends of lines",
             )
-        yield dict(zip(header, values, strict=True))
+        yield dict(zip(run.header, values, strict=True))
 
 
-def _reader(data: bytes, name: str) -> Any:
-    delimiter = "\t" if name.endswith(".tsv") else ","
-    return csv.reader(io.StringIO(data.decode(), newline=""), delimiter=delimiter, strict=True)
+def _reader(data: bytes, delimiter: str, start: int) -> Any:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"byte {start + error.start} of the table is not UTF-8",
+            hint="write it as UTF-8, for example with `iconv -f WINDOWS-1252 -t UTF-8`",
+        ) from error
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
