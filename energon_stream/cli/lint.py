@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from energon_stream.cli.options import (
 from energon_stream.cli.preview import failure_text, make_samples
 from energon_stream.cli.terminal import echo, echo_text, emit, wants_json
 from energon_stream.conventions import conventions
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, EnergonStreamError
 from energon_stream.printable import counted
 from energon_stream.progress import Progress
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from energon_stream.engine.cluster import RayEngine
     from energon_stream.engine.processes import LocalEngine
     from energon_stream.index.bad_samples import BadList
+    from energon_stream.index.dataset import DatasetMetadata
     from energon_stream.tools.lint.report import LintReport
 
 
@@ -69,13 +71,14 @@ def lint(
     share = options["share"]
     if conventions() == "energon" and not wants_json():
         click.echo("Checking the index files...")
-    if dataset_kind(path) not in ("webdataset", "tars"):
+    metadata = _metadata_of_files(path, options) if dataset_kind(path) == "webdataset" else None
+    if metadata is not None or dataset_kind(path) not in ("webdataset", "tars"):
         if share < 1 or options["part"] is not None or isinstance(engine, RayEngine):
-            hint = "Check the datasets in it one by one."
+            hint = "check all samples of it, or the datasets in it one by one"
             raise ConfigError("this option needs a folder of tars", where=path, hint=hint)
         shared = {name: options[name] for name in ("storage_options", "split_config", "dataset_config")}
         decoded = options["decode"]
-        splits = find_split_parts(path, split_parts, options["storage_options"], None) if decoded else []
+        splits = find_split_parts(path, split_parts, options["storage_options"], metadata) if decoded else []
         found = BadList()
         counts = {
             split: _check_samples(path, split, shared, engine.processes or 0, progress, found)
@@ -101,6 +104,21 @@ def lint(
         write_bad_samples(bad, samples, storage_options=options["storage_options"])
     if not clean:
         raise click.exceptions.Exit(1)
+
+
+def _metadata_of_files(path: str, options: dict[str, Any]) -> DatasetMetadata | None:
+    """Return the metadata of a prepared folder of files that are no tars; None for all else."""
+    from energon_stream.index.dataset import read_metadata
+    from energon_stream.index.file_format import find_format
+    from energon_stream.index.info_files import read_info
+    from energon_stream.storage import StoreSpec
+
+    spec = StoreSpec(path, options["storage_options"])
+    with suppress(EnergonStreamError):  # which checking the tars says
+        if any(map(find_format, read_info(spec.open()))):
+            names = {name: options[name] for name in ("split_config", "dataset_config")}
+            return read_metadata(spec, **names)
+    return None
 
 
 def _show(report: LintReport, share: float) -> None:

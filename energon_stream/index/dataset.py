@@ -255,13 +255,6 @@ def read_metadata(
     return found if all(path in found.shard_counts for path in listed) else read()
 
 
-def read_tar_metadata(spec: StoreSpec) -> DatasetMetadata:
-    """Read the metadata of a dataset of tars; raise ConfigError if it has other files."""
-    found = read_metadata(spec)
-    check_tars(found.shard_counts, found.url)
-    return found
-
-
 def _read_files(
     store: Store, split: str, config: str, with_sizes: bool, limits: Limits | None
 ) -> DatasetMetadata:

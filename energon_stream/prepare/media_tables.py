@@ -25,6 +25,7 @@ from energon_stream.errors import (
 from energon_stream.index.guarded_sqlite import IndexConnection, connect_to_write, damaged_index, indexed_name
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info, read_info
 from energon_stream.index.shard_names import check_tars
+from energon_stream.index.plain import check_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.index.yaml_io import read_document
 from energon_stream.prepare.media_headers import MediaFile, MediaFilter, read_av, read_images
@@ -184,7 +185,7 @@ def prepare_media(
             hint="run `energon-stream prepare` with the same media option instead",
         )
     if info is not None:
-        check_tars(read_info(store), store.url)
+        check_tars(store.url, read_info(store))
     with temporary_folder(tmp_path) as folder:
         path, where = os.path.join(folder, "index.sqlite"), f"{store.url}/{INDEX_SQLITE}"
         if info is not None or INDEX_SQLITE in entries:

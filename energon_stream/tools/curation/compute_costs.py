@@ -19,6 +19,7 @@ from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import ConfigError, CostsError, MetadataError
 from energon_stream.index.guarded_sqlite import connect_local, damaged_index
 from energon_stream.index.info_files import read_info
+from energon_stream.index.plain import check_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.media.metadata import AVMetadata, ImageMetadata
 from energon_stream.storage import ListEntry, StoreSpec
@@ -149,8 +150,10 @@ def compute_costs(
             hint="give one of function, values, media, table (and its column), column",
         )
     spec = StoreSpec(os.fspath(url_or_path), storage_options)
+    check_tars(spec.url)
     store = spec.open()
     counts = read_info(store)
+    check_tars(spec.url, counts)
     marked = mark_shards(store, counts)
     where = f"{store.url}/{paths_of(name)[0]}"
     computed = 0

@@ -18,9 +18,9 @@ from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.index.checksums import digest
 from energon_stream.index.database import index_database
-from energon_stream.index.dataset import DatasetMetadata, read_tar_metadata
 from energon_stream.index.index_files import read_offsets
 from energon_stream.index.info_files import META_FOLDER, read_info
+from energon_stream.index.plain import read_tar_metadata
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.quantities import parse_size
@@ -36,6 +36,7 @@ from energon_stream.write.tar_shard import MAX_SIZE
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.engine.tasks import TaskEngine
+    from energon_stream.index.dataset import DatasetMetadata
 
 _PLACE = "SELECT tar_file_id, sample_index, byte_offset, byte_size FROM samples WHERE sample_key = ?"
 _CODE = ("sample_loader", "part_filter")

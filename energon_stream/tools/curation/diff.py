@@ -12,7 +12,7 @@ import numpy as np
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.engine.processes import LocalEngine
 from energon_stream.index.checksums import new_digest
-from energon_stream.index.dataset import read_tar_metadata
+from energon_stream.index.plain import read_tar_metadata
 from energon_stream.storage import ListEntry, StoreSpec
 from energon_stream.tar.scan import ShardScan, scan_shard
 from energon_stream.tools.shard_copies import local_copy

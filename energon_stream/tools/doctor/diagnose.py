@@ -16,6 +16,8 @@ from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.opening import open_all
 from energon_stream.errors import ConfigError, DatasetError, EnergonStreamError, NotPreparedError
 from energon_stream.index.dataset import DatasetMetadata, WebDatasetIndex, dataset_kind
+from energon_stream.index.file_format import find_format
+from energon_stream.index.files_index import open_file
 from energon_stream.index.plain import read_metadata_or_tars
 from energon_stream.printable import counted, strip_credentials
 from energon_stream.storage import ListEntry, StoreSpec, default_counters
@@ -157,6 +159,11 @@ def _look_at(spec: StoreSpec, note: Callable[[Finding], None]) -> tuple[Store, l
     """Return the store, and some objects to measure with."""
     begin = time.monotonic()
     try:
+        if (format := find_format(spec.url)) is not None:
+            index = open_file(spec, format)
+            note(Finding("store", "ok", _answered(begin)))
+            note(Finding("dataset", "ok", f"{counted(index.num_samples, 'sample')} in 1 file"))
+            return _shards(spec, [""])
         found = read_metadata_or_tars(spec, split_config=SPLIT_CONFIG, dataset_config=DATASET_CONFIG)
     except DatasetError as error:
         store = spec.open()

@@ -15,8 +15,7 @@ from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import ChecksumError, ConfigError, DatasetError, DuplicateKeyError
 from energon_stream.index.checksums import read_checksums
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, select_split_part
-from energon_stream.index.plain import read_metadata_or_tars
-from energon_stream.index.shard_names import check_tars
+from energon_stream.index.plain import check_tars, read_metadata_or_tars
 from energon_stream.logs import renamed
 from energon_stream.storage import StoreSpec
 from energon_stream.tools.lint.check_shard import ShardCheck, ShardTask
@@ -162,7 +161,7 @@ def _find(
         return _Found(spec, url, None, [ShardTask(path, None) for path in paths], {_PLAIN: paths})
     if metadata.dataset_yaml is None and dataset_config != DATASET_CONFIG:
         raise ConfigError(f"the dataset has no {dataset_config}", where=metadata.url)
-    check_tars(metadata.shard_counts, metadata.url)
+    check_tars(spec.url, metadata.shard_counts)
     store = spec.open()
     found = _Found(spec, store.url, metadata)
     counts, excluded = metadata.shard_counts, dict[str, frozenset[str]]()
