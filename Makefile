@@ -136,7 +136,7 @@ convert: $(VENV)/installed
 	test -x .venv-convert/bin/python || $(PYTHON) -m venv .venv-convert
 	.venv-convert/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION)
 	.venv-convert/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION) -e '.[test,parquet,huggingface,mds,litdata]'
-	.venv-convert/bin/python -m pytest tests/convert tests/interop/test_convert_interop.py docs/guides/convert.md docs/migration/mosaicml-streaming.md -v
+	.venv-convert/bin/python -m pytest tests/convert tests/interop/test_convert_interop.py docs/guides/convert.md docs/migration/litdata.md docs/migration/mosaicml-streaming.md -v
 
 # The site of the documentation, in .site/html: a warning, or a link that leads nowhere, is an error.
 docs:

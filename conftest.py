@@ -251,12 +251,14 @@ def run_yaml(example: Example) -> None:
 
 
 class Skips(SkipParser):
-    """Skips blocks, but runs some that need mosaicml-streaming alone where it is, as in `make convert`."""
+    """Skips blocks, but runs some that need a package alone where it is, as in `make convert`."""
 
     def __call__(self, document: Document) -> Iterator[Region]:
-        is_here = importlib.util.find_spec("streaming") is not None
+        packages = {"mosaicml-streaming": "streaming", "litdata": "litdata"}
+        here = [name for name, module in packages.items() if importlib.util.find_spec(module) is not None]
+        runs = [("next", f'"needs the package {name}"') for name in here]
         for region in super().__call__(document):
-            if not (is_here and region.parsed == ("next", '"needs the package mosaicml-streaming"')):
+            if region.parsed not in runs:
                 yield region
 
 

@@ -48,7 +48,7 @@ SKIPPED = {
     "docs/guides/convert.md": [
         "needs the package datasets and the network",
         "needs the package mosaicml-streaming",
-        "needs the package litdata",
+        "needs a folder of LitData",
     ],
     "docs/migration/litdata.md": ["needs the package litdata"],
     "docs/migration/mosaicml-streaming.md": ["needs the package mosaicml-streaming"],
