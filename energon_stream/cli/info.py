@@ -85,7 +85,7 @@ def _show_prepared(found: dict[str, Any]) -> None:
     for name, part in found["split_parts"].items():
         echo(f"{name}: {counted(part['samples'], 'sample')} in {counted(part['shards'], 'shard')}")
     if found["excluded"]:
-        echo(f"Excluded: {found['excluded']} entries")
+        echo(f"Excluded: {found['excluded']:,} {'entry' if found['excluded'] == 1 else 'entries'}")
     for shard, problem in found["skipped"].items():
         echo(f"Skipped {shard}: {problem}")
 

@@ -124,7 +124,7 @@ def _show_plan(result: PrewarmResult, ranks: int) -> None:
         f"{show_size(plan.cached_bytes)} were in the cache"
     )
     click.echo(
-        f"To fetch: {show_size(plan.missing_bytes)} with {plan.requests:,} requests; "
+        f"To fetch: {show_size(plan.missing_bytes)} with {counted(plan.requests, 'request')}; "
         f"metadata and indices took {plan.index_requests:,} with {show_size(plan.index_bytes)}"
     )
     if not plan.fits:
@@ -146,7 +146,7 @@ def _show_result(result: PrewarmResult) -> None:
         steps = "" if result.warm_steps is None else f"{result.warm_steps:,} of {result.steps:,} steps, "
         held = show_size(result.plan.cached_bytes + result.fetched_bytes)
         click.echo(
-            f"The cache is full: it holds the first {steps}{result.warm_samples:,} samples ({share:.1%}), "
+            f"The cache is full: it holds the first {steps}{counted(result.warm_samples, 'sample')} ({share:.1%}), "
             f"{held} of {show_size(result.expected_bytes)}. "
             "Training fetches the rest itself; raise --cache-size to keep more.",
             err=True,

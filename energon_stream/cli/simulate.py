@@ -102,7 +102,7 @@ def _line(request: ExplainedRequest) -> str:
     cached = f", {show_size(request.cached_bytes)} cached" if request.cached_bytes else ""
     return (
         f"step {request.deadline}: worker {request.worker} GET {request.object} {span} "
-        f"({show_size(request.size)}, {request.samples} samples up to step {request.last_step}{cached}): {request.reason}"
+        f"({show_size(request.size)}, {counted(request.samples, 'sample')} up to step {request.last_step}{cached}): {request.reason}"
     )
 
 
@@ -112,7 +112,9 @@ def _show_sums(found: list[ExplainedRequest]) -> None:
 
     cached = sum(request.cached_bytes for request in found)
     total = sum(request.size for request in found)
-    click.echo(f"{len(found)} requests, {show_size(total)}, of which {show_size(cached)} are in the cache.")
+    click.echo(
+        f"{counted(len(found), 'request')}, {show_size(total)}, of which {show_size(cached)} are in the cache."
+    )
     for name, count in Counter(request.reason for request in found).most_common():
         click.echo(f"{name} ({count}): {Reason[name.upper()].value}")
 
@@ -163,9 +165,9 @@ def _lines(found: Prediction) -> str:
     again = f", {found.rejected} rejected, {found.repeated} repeated because they were late"
     return "\n".join(
         (
-            f"{found.samples_per_second:,.0f} samples/s: {found.samples} samples in {found.seconds:.2f} s",
+            f"{found.samples_per_second:,.0f} samples/s: {counted(found.samples, 'sample')} in {found.seconds:.2f} s",
             f"first batch after {found.first_batch:.3f} s",
-            f"{found.requests} requests{again}; {found.opening_requests} of them open the dataset",
+            f"{counted(found.requests, 'request')}{again}; {found.opening_requests} of them open the dataset",
             f"{show_size(found.bytes)} received",
             f"{found.waiting / found.seconds:.0%} of the time is spent waiting for the store",
         )

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from energon_stream.cli.plain_pickle import load_plain, read_dcp
 from energon_stream.errors import ConfigError, StateError, StateMismatchError
+from energon_stream.printable import counted
 from energon_stream.state import (
     STREAMS_FORMAT,
     dumps,
@@ -45,7 +46,7 @@ class StateFile:
         content = {
             "rank": "a rank's state",
             "list": f"a list of {len(self.ranks)} ranks' states",
-            "streams": f"a state dict by stream, of {len(self.ranks)} ranks",
+            "streams": f"a state dict by stream, of {counted(len(self.ranks), 'rank')}",
         }[self.kind]
         if self.dcp_key is not None:
             return f"{content} under {self.dcp_key!r}, torch.distributed.checkpoint, {self.size:,} bytes"

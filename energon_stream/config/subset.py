@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_stream.errors import ConfigError
+from energon_stream.printable import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,9 @@ class Subset:
         length = last - self.first
         first, stop = self.first + int(length * self.lower), self.first + int(length * self.upper)
         if not 0 <= first < stop <= total:
-            raise ConfigError(f"the subset {self} of {total} samples is empty or too long", where=where)
+            raise ConfigError(
+                f"the subset {self} of {counted(total, 'sample')} is empty or too long", where=where
+            )
         return first, stop
 
     def of(self, inner: Subset) -> Subset:

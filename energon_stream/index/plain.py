@@ -137,7 +137,9 @@ def find_tars(spec: StoreSpec, limits: Limits | None = None) -> tuple[StoreSpec,
     missing = [path for path in paths if path not in found]
     if missing:
         raise ObjectNotFoundError(
-            f"{len(missing)} of {len(paths)} tars do not exist, the first is {missing[0]!r}",
+            "there is no such tar"
+            if len(paths) == 1
+            else f"{len(missing)} of {len(paths)} tars do not exist, the first is {missing[0]!r}",
             where=store.url,
             hint=path_hint(spec.url, "check bucket, folder and braces"),
         )

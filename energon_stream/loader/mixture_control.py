@@ -14,6 +14,7 @@ from energon_stream.loader.ranks import gather_to_all
 from energon_stream.pipeline import IterMapDataset
 from energon_stream.pipeline.iterables import is_iterable
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
+from energon_stream.printable import counted
 from energon_stream.schedule import (
     BlendPlan,
     CursorCodec,
@@ -103,7 +104,7 @@ class MixtureReport:
             size = "" if source.bytes is None else f", {source.bytes / 1000:,.1f} kB"
             size += "".join(f", {cost:,.0f} {name}" for name, cost in source.costs.items())
             shares = f"{source.share:.1%}{weight}".replace("%", " %")
-            lines.append(f"  {source.name}: {source.samples} samples ({shares}){size}")
+            lines.append(f"  {source.name}: {counted(source.samples, 'sample')} ({shares}){size}")
         return "\n".join(lines)
 
 

@@ -39,6 +39,7 @@ from energon_stream.pipeline.node import (
 )
 from energon_stream.pipeline.pack_keys import PackPlan, piece_key, piece_of
 from energon_stream.plugins import debug_log
+from energon_stream.printable import counted
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.open_locator import open_locator
@@ -289,7 +290,7 @@ class ReaderDataset(SavableDataset[Any]):
                 self.schedule(stream)  # raises if the datasets with a weight have no sample in it
         if largest < streams and any(self.schedule(stream).length == 0 for stream in range(streams)):
             raise EmptyStreamError(
-                f"{samples} samples cannot be dealt to {streams} streams (ranks times workers)",
+                f"{counted(samples, 'sample')} cannot be dealt to {streams} streams (ranks times workers)",
                 where=", ".join(leaf.index.name for leaf in self.leaves),
                 hint="use fewer workers or ranks, or a larger split part",
             )

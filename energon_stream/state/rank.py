@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from energon_stream.errors import StateError, StateMismatchError, StateVersionError
+from energon_stream.printable import counted
 from energon_stream.schedule import damaged, is_count, reading, shown
 from energon_stream.state.digest import not_plain, with_digest
 from energon_stream.state.identity import IDENTITIES, unchecked_names
@@ -309,7 +310,7 @@ def summarize(state: Mapping[str, Any]) -> str:
     by_stream = " ".join(f"{stream}:{count}" for stream, count in batches.items())
     ended = f", of which {sorted(rotation.ended)} have ended" if rotation.ended else ""
     return (
-        f"rank {topology['rank']} of {topology['world_size']}, {topology['num_streams']} streams, "
+        f"rank {topology['rank']} of {topology['world_size']}, {counted(topology['num_streams'], 'stream')}, "
         f"seed offset {topology['seed_offset']}\n"
         f"  {sum(batches.values())} batches, {rotation.consumed} of them in this pass, "
         f"{rotation.passes} passes before it; by stream {by_stream}{ended}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from energon_stream.printable import counted
+
 Change: TypeAlias = Literal["grown", "moved", "added", "replaced", "removed", "dealt"]
 
 _MOST_SHOWN = 20
@@ -32,16 +34,16 @@ class LeafChange:
 
     def __str__(self) -> str:
         if self.change == "added":
-            return f"{self.leaf} is new, with {self.samples[1]} samples: drawn from the next sample on"
+            return f"{self.leaf} is new, with {counted(self.samples[1], 'sample')}: drawn from the next sample on"
         if self.change == "removed":
             return f"{self.leaf} is gone: nothing more is drawn from it"
         if self.change == "replaced":
             return (
-                f"{self.leaf} is not the dataset that stood there, with {self.samples[0]} samples in "
-                f"{self.shards[0]} shards: it begins anew, with {self.samples[1]} samples"
+                f"{self.leaf} is not the dataset that stood there, with {counted(self.samples[0], 'sample')} in "
+                f"{counted(self.shards[0], 'shard')}: it begins anew, with {counted(self.samples[1], 'sample')}"
             )
         under_way = (
-            f"in the passes under way in this rank's streams, {self.consumed} samples were consumed "
+            f"in the passes under way in this rank's streams, {counted(self.consumed, 'sample')} {'was' if self.consumed == 1 else 'were'} consumed "
             f"and {self.left} earlier ones follow"
         )
         if self.change == "dealt":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from energon_stream.errors import SampleError, SourceError
 from energon_stream.index.checksums import checksum_error, digest_samples
 from energon_stream.index.info_files import META_FOLDER
+from energon_stream.printable import counted
 from energon_stream.storage import ListEntry, StoreSpec
 from energon_stream.write.convert_plan import row_key
 from energon_stream.write.journal import WRITING, load_shard
@@ -99,7 +100,7 @@ def _write(job: ConvertJob, part: ConvertPart, writer: ShardWriter) -> int:
             place += 1
         if section.rows not in (None, place):
             raise SourceError(
-                f"{section.name} has {place} rows, and its index says {section.rows}",
+                f"{section.name} has {counted(place, 'row')}, and its index says {section.rows}",
                 where=job.source.spec.url,
                 hint="it is damaged, or was changed",
             )

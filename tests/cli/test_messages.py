@@ -31,6 +31,9 @@ part_filter: sample_loader.py:part_filter
 """
 
 
+ORDER = ["--batch-size=1", "--shuffle-buffer-size=2", "--max-samples-per-sequence=2", "--num-workers=1"]
+
+
 def run(*arguments, status=0, **options):
     done = CliRunner().invoke(main, [*map(str, arguments)], **options)
     assert done.exit_code == status, done.output
@@ -54,6 +57,9 @@ def one(tmp_path_factory):
         ["merge", "TARGET"],
         ["split", "all=TARGET", "--ratio", "all=1"],
         ["repair", "TARGET"],
+        ["plan", "--steps", "1", *ORDER],
+        ["explain", "--steps", "1", *ORDER],
+        ["doctor", "--seconds", "0.01"],
     ],
     ids=lambda command: " ".join(command[:2]),
 )
@@ -62,9 +68,9 @@ def test_one_is_no_plural(one, tmp_path, command):
         word.replace("TARGET", str(tmp_path / "new")).replace("CACHE", str(tmp_path)) for word in command
     ]
     output = run(given[0], one, *given[1:]).output
-    assert not re.search(r"\b1 (samples|shards|tars|files|objects|steps|ranks|rows|sections)\b", output), (
-        output
-    )
+    assert not re.search(
+        r"\b1 (samples|shards|tars|files|objects|steps|ranks|rows|sections|requests)\b", output
+    ), output
 
 
 @pytest.mark.parametrize("typed", ["train", "Train", "fit", "trian"])
@@ -187,3 +193,14 @@ def test_the_program_that_draws_the_pages_uses_the_words_of_the_commands():
     }
     assert used
     assert not used & old
+
+
+def test_one_picture_and_one_key_are_no_plural(one, tmp_path):
+    (tmp_path / "deep").mkdir()
+    Image.new("I;16", (4, 4), 9).save(tmp_path / "deep/a.png")
+    run("convert", tmp_path / "deep", tmp_path / "tars", "--processes", "0")
+    assert "1 picture has grey values" in run("lint", tmp_path / "tars").output
+    (tmp_path / "keys").write_text("none\n")
+    few = ["sample", one, tmp_path / "few", "--keys", tmp_path / "keys"]
+    assert "1 key is not in the dataset" in run(*few, status=1).output
+    assert "there is no such tar" in run("lint", one / "no.tar", status=1).output

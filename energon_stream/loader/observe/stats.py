@@ -216,10 +216,10 @@ class LoaderStats:
         shares = ", ".join(f"{cause} {share:.0%}" for cause, share in self.shares.items() if share >= 0.01)
         io = self.io
         return (
-            f"rank {self.rank}: {self.samples:,} samples in {self.batches:,} batches, "
+            f"rank {self.rank}: {counted(self.samples, 'sample')} in {self.batches:,} {'batch' if self.batches == 1 else 'batches'}, "
             f"{self.samples_per_second:,.0f} samples/s; waiting {self.waiting:.0%} of the time\n"
             f"  making batches: {shares or 'not observed'}; idle {self.profile.idle:.0%} of the time\n"
-            f"  {io.total_requests:,} requests, {io.bytes_received / 1e6:,.1f} MB, {io.retries:,} retries, "
+            f"  {counted(io.total_requests, 'request')}, {io.bytes_received / 1e6:,.1f} MB, {io.retries:,} retries, "
             f"{io.hedges:,} hedges\n"
             f"  {self.verdict}"
         )

@@ -23,6 +23,7 @@ from energon_stream.index.info_files import META_FOLDER, read_info
 from energon_stream.index.plain import read_tar_metadata
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
+from energon_stream.printable import counted
 from energon_stream.quantities import parse_size
 from energon_stream.rng import derive_key
 from energon_stream.storage import ListEntry, Store, StoreSpec
@@ -337,7 +338,7 @@ def _by_keys(
             taken[shard].add(rows[0][1])
         if missing:
             raise ConfigError(
-                f"{len(missing)} keys are not in the dataset, the first is {missing[0]!r:.80}",
+                f"{counted(len(missing), 'key')} {'is' if len(missing) == 1 else 'are'} not in the dataset, the first is {missing[0]!r:.80}",
                 where=metadata.url,
             )
         found[name] = {shard: _sorted(numbers.get(shard, ())) for shard in shards}

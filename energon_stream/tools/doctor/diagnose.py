@@ -146,10 +146,12 @@ def diagnose(
     if speeds and latency is not None:
         best = best_of(speeds)
         settings = _settings(best, latency)
-        rate = f"{best.bytes_per_second / 1e6:,.0f} MB/s with {best.in_flight} requests at one time"
+        rate = (
+            f"{best.bytes_per_second / 1e6:,.0f} MB/s with {counted(best.in_flight, 'request')} at one time"
+        )
         note(Finding("speed", "ok", f"{latency * 1000:.1f} ms a request, {rate}"))
-        counted = default_counters().snapshot() - before
-        note(_throttling(counted.retries, counted.total_requests))
+        made = default_counters().snapshot() - before
+        note(_throttling(made.retries, made.total_requests))
     for finding in check_machine(cache or CacheConfig.from_environment()):
         note(finding)
     return Diagnosis(url, tuple(findings), latency, tuple(speeds), settings, is_local)
@@ -254,7 +256,7 @@ def _answered(begin: float) -> str:
 def _throttling(retries: int, requests: int) -> Finding:
     share = retries / requests if requests else 0.0
     if share < _THROTTLED:
-        return Finding("throttling", "ok", f"{retries:,} of {requests:,} requests were repeated")
+        return Finding("throttling", "ok", f"{retries:,} of {counted(requests, 'request')} were repeated")
     return Finding(
         "throttling",
         "warning",

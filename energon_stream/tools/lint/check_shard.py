@@ -26,6 +26,7 @@ from energon_stream.errors import (
 )
 from energon_stream.index.checksums import checksum_error, digest
 from energon_stream.index.index_files import index_path, read_offsets
+from energon_stream.printable import counted
 from energon_stream.rng import derive_key
 from energon_stream.samples import SourceInfo
 from energon_stream.storage import ByteRange, ListEntry, Store, StoreSpec
@@ -159,6 +160,7 @@ class _Samples:
         """Yield what pictures and videos have that decoding leaves out, with their names."""
         for what, names in self.pictures.items():
             more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+            what = what if len(names) > 1 else what.replace("s have", " has", 1)
             yield f"{len(names):,} {what}: {', '.join(names[:_NAMED])}{more}"
 
     def report(self) -> ShardReport:
@@ -291,7 +293,7 @@ def _disagreements(store: Store, scan: ShardScan, task: ShardTask) -> Iterator[D
         return
     if len(scan.keys) != task.count:
         yield IndexMismatchError(
-            f"the tar has {len(scan.keys)} samples, .info.json says {task.count}", where=where
+            f"the tar has {counted(len(scan.keys), 'sample')}, .info.json says {task.count}", where=where
         )
         return
     try:
