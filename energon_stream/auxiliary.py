@@ -68,7 +68,7 @@ class OpenedDataset:
         missing = INFO_JSON
         try:
             self._shards = list(read_info(self.store))
-            check_tars(self._shards, self.store.url)
+            check_tars(self.store.url, self._shards)
             missing = INDEX_SQLITE
             self.database: IndexDatabase = index_database(spec)
         except ObjectNotFoundError as error:

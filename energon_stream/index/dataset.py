@@ -40,7 +40,7 @@ from energon_stream.index.info_files import (
 )
 from energon_stream.index.sample_sizes import MOST_BYTES, decode_names, decode_sizes
 from energon_stream.index.shard_marks import Marks, decode_marks, marks_bytes
-from energon_stream.index.shard_names import check_tars, conversion_hint, names_tars, path_hint
+from energon_stream.index.shard_names import conversion_hint, names_tars, path_hint
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.index.yaml_io import read_document
 from energon_stream.printable import strip_credentials

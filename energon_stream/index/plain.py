@@ -25,12 +25,11 @@ from energon_stream.index.dataset import (
     dataset_kind,
     read_metadata,
 )
-from energon_stream.index.file_format import find_format
 from energon_stream.index.info_files import META_FOLDER, STAGING
 from energon_stream.index.kept_index import PlainTars, sample_counts
 from energon_stream.index.shard_names import (
     SPLIT_PARTS,
-    conversion_hint,
+    check_tars,
     match_names,
     only_tars,
     parse_tar_paths,
@@ -38,7 +37,6 @@ from energon_stream.index.shard_names import (
 )
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec
-from energon_stream.urls import shown_url
 
 if TYPE_CHECKING:
     from energon_stream.limits import Limits
@@ -84,16 +82,6 @@ def open_plain(
     return WebDatasetIndex(
         root, split_part, paths, np.array(counts, dtype=np.int64), plain=plain, marks=marks
     )
-
-
-def check_tars(url: str, shards: Iterable[str] = ()) -> None:
-    """Raise ConfigError if a path names a file of another format, or a folder has such files as shards."""
-    if (other := next(filter(find_format, (url, *shards)), None)) is not None:
-        raise ConfigError(
-            f"this takes tars, and {shown_url(other)!r:.80} is a file of another format",
-            where=url,
-            hint=conversion_hint(url),
-        )
 
 
 def read_tar_metadata(spec: StoreSpec) -> DatasetMetadata:

@@ -20,7 +20,7 @@ from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundErro
 from energon_stream.index.braces import expand
 from energon_stream.index.file_format import find_format
 from energon_stream.printable import counted, strip_credentials
-from energon_stream.urls import is_local, is_url, local_path, split_query, url_scheme
+from energon_stream.urls import is_local, is_url, local_path, shown_url, split_query, url_scheme
 
 if TYPE_CHECKING:
     from energon_stream.limits import Limits
@@ -189,12 +189,14 @@ def conversion_hint(url: str) -> str:
     return f"`energon-stream convert {shlex.quote(url)} NEW_FOLDER` makes a dataset of pictures, texts, Parquet and more"
 
 
-def check_tars(shards: Iterable[str], url: str) -> None:
-    """Raise ConfigError if the shards of a dataset are files of another format."""
-    other = next((path for path in shards if find_format(path) is not None), None)
-    if other is not None:
-        what = f"this is for tars, and the dataset has files such as {other!r:.80}"
-        raise ConfigError(what, where=url, hint=conversion_hint(url))
+def check_tars(url: str, shards: Iterable[str] = ()) -> None:
+    """Raise ConfigError if a path names a file of another format, or a folder has such files as shards."""
+    if (other := next(filter(find_format, (url, *shards)), None)) is not None:
+        raise ConfigError(
+            f"this takes tars, and {shown_url(other)!r:.80} is a file of another format",
+            where=url,
+            hint=conversion_hint(url),
+        )
 
 
 def path_hint(url: str, other: str = "check the path") -> str:

@@ -25,7 +25,6 @@ from energon_stream.errors import (
 from energon_stream.index.guarded_sqlite import IndexConnection, connect_to_write, damaged_index, indexed_name
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info, read_info
 from energon_stream.index.shard_names import check_tars
-from energon_stream.index.plain import check_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.index.yaml_io import read_document
 from energon_stream.prepare.media_headers import MediaFile, MediaFilter, read_av, read_images

@@ -19,7 +19,7 @@ from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import ConfigError, CostsError, MetadataError
 from energon_stream.index.guarded_sqlite import connect_local, damaged_index
 from energon_stream.index.info_files import read_info
-from energon_stream.index.plain import check_tars
+from energon_stream.index.shard_names import check_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.media.metadata import AVMetadata, ImageMetadata
 from energon_stream.storage import ListEntry, StoreSpec

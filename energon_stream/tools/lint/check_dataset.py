@@ -15,7 +15,8 @@ from energon_stream.engine.processes import LocalEngine
 from energon_stream.errors import ChecksumError, ConfigError, DatasetError, DuplicateKeyError
 from energon_stream.index.checksums import read_checksums
 from energon_stream.index.dataset import DatasetMetadata, dataset_kind, select_split_part
-from energon_stream.index.plain import check_tars, read_metadata_or_tars
+from energon_stream.index.plain import read_metadata_or_tars
+from energon_stream.index.shard_names import check_tars
 from energon_stream.logs import renamed
 from energon_stream.storage import StoreSpec
 from energon_stream.tools.lint.check_shard import ShardCheck, ShardTask

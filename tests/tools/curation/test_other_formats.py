@@ -28,7 +28,6 @@ USES = {
     "sample": lambda path, new: sample_dataset(path, new, count=1),
     "cost": lambda path, new: compute_costs(path, "n", len),
     "lint": lambda path, new: lint_dataset(path),
-    "media": lambda path, new: prepare_media(path, MediaFilter("EXTENSION")),
 }
 
 
@@ -50,6 +49,8 @@ def test_what_needs_tars_says_so_and_writes_nothing(lines, path):
     for use in USES.values():
         with pytest.raises(ConfigError, match="tars"):
             use(path, "new")
+    with pytest.raises(ConfigError, match="tars"):
+        prepare_media("lines", MediaFilter("EXTENSION"))
     assert sorted(lines.rglob("*")) == before
 
 
