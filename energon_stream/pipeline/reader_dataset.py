@@ -39,7 +39,6 @@ from energon_stream.pipeline.node import (
 )
 from energon_stream.pipeline.pack_keys import PackPlan, piece_key, piece_of
 from energon_stream.plugins import debug_log
-from energon_stream.printable import counted
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.open_locator import open_locator
@@ -290,7 +289,7 @@ class ReaderDataset(SavableDataset[Any]):
                 self.schedule(stream)  # raises if the datasets with a weight have no sample in it
         if largest < streams and any(self.schedule(stream).length == 0 for stream in range(streams)):
             raise EmptyStreamError(
-                f"{counted(samples, 'sample')} cannot be dealt to {streams} streams (ranks times workers)",
+                f"{samples} sample{'s'[: samples != 1]} cannot be dealt to {streams} streams (ranks times workers)",
                 where=", ".join(leaf.index.name for leaf in self.leaves),
                 hint="use fewer workers or ranks, or a larger split part",
             )

@@ -268,7 +268,7 @@ def test_folders_of_torch_distributed_checkpoint_are_shown(tmp_path):
     save_checkpoint({"train": one, "val": other, "model": {"w": torch.ones(3)}}, checkpoint_id=folder)
     shown = invoke("info", folder)
     assert shown.exit_code == 0, shown.output
-    assert "of 1 ranks under 'train', torch.distributed.checkpoint" in shown.output
+    assert "of 1 rank under 'train', torch.distributed.checkpoint" in shown.output
     assert "under 'val'" in shown.output
     assert "5 batches, 5 of them in this pass" in shown.output
     assert shown.output.count("can be dealt to [1, 2, 3, 4, 6, 12] ranks") == 2

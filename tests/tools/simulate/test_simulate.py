@@ -213,7 +213,7 @@ def test_the_command(lake):
     assert shown.exit_code == 0, shown.output
     found = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output)
     assert found == predicted(lake / "whole", rate_total=50e6).as_dict()
-    assert f"{found['samples_per_second']:,.0f} samples/s: 1000 samples in" in shown.output
+    assert f"{found['samples_per_second']:,.0f} samples/s: 1,000 samples in" in shown.output
     assert f"{found['requests']} requests" in shown.output
 
 
