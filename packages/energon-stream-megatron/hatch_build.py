@@ -29,10 +29,14 @@ def stub(address: str) -> str:
         place = home(address, name)
         if place is None:
             lines.append(f"{name}: logging.Logger")
-        elif place[0] == dataset_classes.__name__ and f"class {name}(" not in CLASSES:  # made by a loop there
-            lines.append(f"from {place[0]} import BaseCoreDatasetFactory as {name}")
-        else:
-            lines.append(f"from {place[0]} import {place[1]} as {name}")
+            continue
+        module, there = place
+        if module == dataset_classes.__name__ and f"class {name}(" not in CLASSES:  # made by a loop there
+            there = "BaseCoreDatasetFactory"
+        given = name if there == name else f"_{name}"  # checkers take no other name for an export
+        lines.append(f"from {module} import {there} as {given}")
+        if given != name:
+            lines.append(f"{name} = {given}")
     if not address:
         lines.append("__version__: str")
     return "\n".join([*lines, ""])

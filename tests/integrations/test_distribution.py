@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,8 @@ def test_the_wheel_has_the_modules_and_is_pinned(build):
     assert {path.split("/")[0] for path in files} == {"megatron", "megatron_energon-7.4.1.egg-info"}
     assert "megatron/__init__.py" not in files  # other parts of Megatron stay beside it
     assert "import EPath as EPath" in files["megatron/energon/epathlib/epath.pyi"]
+    renamed = re.findall(r"import (\w+) as (\w+)", "".join(files.values()))
+    assert all(name in (there, f"_{name[1:]}") for there, name in renamed)  # others are not exported
     metadata = {}
     build.Dependency(str(PACKAGE), {}).update(metadata)
     assert metadata == {"dependencies": [f"energon-stream=={__version__}"]}
@@ -71,12 +74,14 @@ def test_it_is_refused_beside_the_original(installed, run_fresh):
 def test_type_checkers_see_it(installed, tmp_path):
     """Mypy, which knows nothing of finders, infers the types of names that it imports."""
     program = tmp_path / "program.py"
-    program.write_text("from megatron.energon.epathlib import EPath\nreveal_type(EPath('a').size())\n")
-    command = [sys.executable, "-m", "mypy", "--no-incremental", "--config-file=", program]
-    path = {
-        **os.environ,
-        "PYTHONPATH": str(PACKAGE.parents[1]),
-    }  # mypy does not follow editable installations
+    program.write_text(
+        "from megatron.energon.epathlib import EPath\nreveal_type(EPath('a').size())\n"
+        "from megatron.energon.wrappers.base import BaseWrapperDataset as Base\nclass Own(Base[int]): ...\n"
+    )
+    options = ["--no-incremental", "--no-implicit-reexport", "--config-file="]
+    command = [sys.executable, "-m", "mypy", *options, program]
+    # Mypy does not follow editable installations.
+    path = {**os.environ, "PYTHONPATH": str(PACKAGE.parents[1])}
     done = subprocess.run(command, cwd=installed, env=path, capture_output=True, text=True, check=False)
     assert 'int"' in done.stdout, done.stdout
     assert "error" not in done.stdout, done.stdout
