@@ -375,7 +375,11 @@ class Table(dict):
     """A class of a program."""
 
 
-@pytest.mark.parametrize("value", [object(), np.zeros(2, "i4,f4"), defaultdict(Table), Table()], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [object(), np.zeros(2, "i4,f4"), defaultdict(Table), Table()],
+    ids=["object", "structured", "factory", "class"],
+)
 def test_a_state_that_is_not_plain_is_refused_with_a_remedy(value):
     class Holding(Counting):
         def save_state(self):
