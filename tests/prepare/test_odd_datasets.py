@@ -399,9 +399,9 @@ def test_lint_remarks_on_what_is_odd_and_can_be_read(tmp_path):
         assert result.exit_code == 0
         assert report.remarks[0].what in result.output
     pictures = {
-        "exif_orientation": "1 pictures have an EXIF orientation.*: 0001.jpg$",
-        "grey_16_png": "1 pictures have grey values of 16 bits.*: 0001.png$",
-        "frames_gif": "1 pictures have several frames.*: 0001.gif$",
+        "exif_orientation": "1 picture has an EXIF orientation.*: 0001.jpg$",
+        "grey_16_png": "1 picture has grey values of 16 bits.*: 0001.png$",
+        "frames_gif": "1 picture has several frames.*: 0001.gif$",
     }
     for name, text in pictures.items():
         assert re.search(text, lint_dataset(str(tmp_path / name)).remarks[0].what)
