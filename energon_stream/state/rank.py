@@ -302,7 +302,7 @@ def summarize(state: Mapping[str, Any]) -> str:
         >>> next(numbers), next(numbers)
         (0, 1)
         >>> print(summarize(loader.save_state_rank()))
-        rank 0 of 1, 1 streams, seed offset 0
+        rank 0 of 1, 1 stream, seed offset 0
           2 batches, 2 of them in this pass, 0 passes before it; by stream 0:2
     """
     topology, rotation = state["topology"], read_rotation(state["rotation"], state["topology"])
