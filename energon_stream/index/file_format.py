@@ -32,7 +32,7 @@ _registered: dict[str, FileFormat] = {}
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """Where a file is, and the file that says where its samples are, which may be the same."""
+    """Places of a file and of the file that says where its samples are, which may be the same."""
 
     store: Store
     path: str  # in the store; empty if the store is of this file alone
@@ -62,7 +62,7 @@ class FilePlace:
 
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
-    """What is known of a file before samples are read.
+    """Sample counts, version and size of a file, known before samples are read.
 
     Example:
         >>> from energon_stream import OpenedFile

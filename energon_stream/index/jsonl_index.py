@@ -25,7 +25,6 @@ from energon_stream.errors import (
 )
 from energon_stream.index.dataset import digest_hex
 from energon_stream.index.file_format import FileFormat, FilePlace, OpenedFile
-from energon_stream.index.files_index import FilesIndex, open_file
 from energon_stream.index.index_files import ENTRY_BYTES, encode_offsets, page_rows, read_rows
 from energon_stream.storage import Body, ByteRange, Store, StoreSpec, shared_fetcher
 from energon_stream.storage.in_order import PIECE_BYTES, stream_object
@@ -116,11 +115,6 @@ class JsonlFormat(FileFormat):
 def size_of(store: Store, path: str, body: Body) -> int:
     """Return the size of an object, given an answer about it."""
     return store.head(path).size if body.total_size is None else body.total_size
-
-
-def open_jsonl(spec: StoreSpec) -> FilesIndex:
-    """Open a JSONL file; see :func:`energon_stream.index.files_index.open_file`."""
-    return open_file(spec, JsonlFormat())
 
 
 def _version(size: int, data: bytes | memoryview) -> str:

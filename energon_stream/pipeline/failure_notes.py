@@ -99,10 +99,8 @@ class Failures:
         self.notes.counts[2] += 1
         if len(self.notes.calls) < MOST_NAMED:
             self.notes.calls.append((function, [replace(place, **about) for place in places]))
-        kind = (
-            f"{type(error).__module__}.{type(error).__qualname__}",
-            line,
-        )  # a class may be made in each call
+        cls = type(error)  # which may be made in each call
+        kind = f"{cls.__module__}.{cls.__qualname__}", line
         is_new = kind not in self._kinds
         self._kinds.add(kind)
         return is_new

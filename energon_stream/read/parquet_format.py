@@ -125,7 +125,7 @@ class _Footer:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the wanted column chunks of a row group are."""
+    """Byte ranges of the wanted column chunks of a row group."""
 
     runs: list[tuple[int, int]]  # neighbouring chunks as one
     size: int  # bytes of the runs

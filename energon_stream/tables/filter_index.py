@@ -133,7 +133,7 @@ class FilterIndex:
 
     @cached_property
     def filtered_shard_counts(self) -> dict[str, int]:
-        """How many samples of each shard are kept."""
+        """Number of kept samples of each shard."""
         return self._counts(_whole(self._spec, self._shards), None)
 
     @cached_property

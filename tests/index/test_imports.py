@@ -21,7 +21,8 @@ OPEN = """
 import json
 import energon_stream.errors, energon_stream.media, energon_stream.samples
 from energon_stream.index.dataset import open_webdataset
-from energon_stream.index.jsonl_index import open_jsonl, prepare_jsonl
+from energon_stream.index.files_index import open_file
+from energon_stream.index.jsonl_index import JsonlFormat, prepare_jsonl
 from energon_stream.index.plain import list_tars, open_plain
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.media import FolderFileStore
@@ -31,7 +32,7 @@ plain = open_plain(StoreSpec(folder), list_tars(StoreSpec(folder)), split_part="
 report = prepare_dataset(folder, split_ratio=(1, 1, 0))
 index = open_webdataset(StoreSpec(folder), split_part="val")
 records = prepare_jsonl(folder + "/x.jsonl")
-assert open_jsonl(StoreSpec(folder + "/x.jsonl")).num_samples == records
+assert open_file(StoreSpec(folder + "/x.jsonl"), JsonlFormat()).num_samples == records
 assert FolderFileStore(folder)["x.jsonl"][0] == b"{}\\n"
 print(json.dumps([plain.num_samples, report.num_samples, index.num_samples, records]))
 """

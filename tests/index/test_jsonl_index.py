@@ -17,7 +17,8 @@ from energon_stream.errors import (
     NotPreparedError,
     ObjectNotFoundError,
 )
-from energon_stream.index.jsonl_index import open_jsonl, prepare_jsonl
+from energon_stream.index.files_index import open_file
+from energon_stream.index.jsonl_index import JsonlFormat, prepare_jsonl
 from energon_stream.storage import StoreSpec
 
 
@@ -52,7 +53,7 @@ def test_golden_indices(tmp_path, data, offsets):
     path.write_bytes(data)
     assert prepare_jsonl(str(path)) == len(offsets) - 1
     assert entries(path) == offsets
-    assert open_jsonl(StoreSpec(str(path))).num_samples == len(offsets) - 1
+    assert open_file(StoreSpec(str(path)), JsonlFormat()).num_samples == len(offsets) - 1
 
 
 LINES = st.sampled_from(
@@ -113,9 +114,9 @@ def test_an_index_that_is_not_that_of_the_file_is_refused(tmp_path):
     path.write_bytes(b'{"a":1}\n{"a":2}\n')
     command = re.escape(f"energon-stream prepare {path}")
     with pytest.raises(NotPreparedError, match=command):
-        open_jsonl(StoreSpec(str(path)))
+        open_file(StoreSpec(str(path)), JsonlFormat())
     index = path.with_name("x.jsonl.idx")
     for content in (struct.pack("<3Q", 0, 8, 15), struct.pack("<3Q", 0, 8, 16)[:-1], b""):
         index.write_bytes(content)
         with pytest.raises(IndexMismatchError, match=command):
-            open_jsonl(StoreSpec(str(path)))
+            open_file(StoreSpec(str(path)), JsonlFormat())

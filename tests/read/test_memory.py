@@ -18,7 +18,8 @@ from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.config.sample_factory import SampleFactory
 from energon_stream.decode import SampleDecoder
 from energon_stream.index.dataset import open_webdataset
-from energon_stream.index.jsonl_index import open_jsonl, prepare_jsonl
+from energon_stream.index.files_index import open_file
+from energon_stream.index.jsonl_index import JsonlFormat, prepare_jsonl
 from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.file_locator import FileLocator
 from energon_stream.read.read_options import ReadOptions
@@ -116,7 +117,7 @@ def test_a_record_keeps_no_block_alive(tmp_path):
     path.write_text("".join(json.dumps({"number": i, "text": "x" * 5000}) + "\n" for i in range(SAMPLES)))
     prepare_jsonl(str(path))
     for decoder in (None, SampleDecoder()):
-        source = FileLocator(0, open_jsonl(StoreSpec(str(path))))
+        source = FileLocator(0, open_file(StoreSpec(str(path)), JsonlFormat()))
         source.store = tracking = Tracking(source.store)
         samples = built(source, SampleFactory(decoder))
         assert len(samples) == SAMPLES
