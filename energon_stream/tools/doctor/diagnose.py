@@ -150,8 +150,8 @@ def diagnose(
             f"{best.bytes_per_second / 1e6:,.0f} MB/s with {counted(best.in_flight, 'request')} at one time"
         )
         note(Finding("speed", "ok", f"{latency * 1000:.1f} ms a request, {rate}"))
-        made = default_counters().snapshot() - before
-        note(_throttling(made.retries, made.total_requests))
+        made = default_counters().snapshot() - before  # of all stores; none is for local files
+        note(_throttling(*(0, 0) if is_local else (made.retries, made.total_requests)))
     for finding in check_machine(cache or CacheConfig.from_environment()):
         note(finding)
     return Diagnosis(url, tuple(findings), latency, tuple(speeds), settings, is_local)

@@ -72,6 +72,20 @@ def test_a_throttling_store_is_named(url, s3_server):
     assert found.is_healthy
 
 
+def test_requests_of_others_are_none_of_local_files(folder, url, s3_server):
+    """Another part of the program reads from a throttling store meanwhile."""
+    s3_server.shape(share_503=0.3)
+    options = {"storage_options": s3_server.storage_options, "seconds": 0.05}
+    others = []
+    found = diagnose(
+        str(folder),
+        seconds=0.01,
+        on_finding=lambda finding: finding.name == "dataset" and others.append(diagnose(url, **options)),
+    )
+    assert named(others[0])["throttling"].level == "warning"
+    assert named(found)["throttling"].level == "ok"
+
+
 def test_a_store_that_is_not_there_is_named():
     options = {"endpoint_url": "http://127.0.0.1:1", "key": "a", "secret": "b"}
     found = diagnose("s3://bucket/data", storage_options=options, seconds=0.1)
