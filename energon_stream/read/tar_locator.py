@@ -23,6 +23,8 @@ from energon_stream.tar.headers import AlikeSamples, split_samples
 from energon_stream.tar.scan import LinkedParts
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from energon_stream.arrays import Int64Array
     from energon_stream.errors import ChecksumError
     from energon_stream.index.dataset import WebDatasetIndex
@@ -70,6 +72,8 @@ class TarLocator(Locator):
     # Where each sample begins, as if all were in one object, and the end; None if the sizes are unknown.
     _bounds: Int64Array | None = field(init=False)
     _usual: set[tuple[str, ...]] = field(init=False, default_factory=set)  # names of parts
+    # For each sample, whether it was compared with the one before.
+    _compared: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
         self.store = self.index.spec.open()
@@ -81,6 +85,7 @@ class TarLocator(Locator):
         self._bounds = None if self.index.sizes is None else bounds_of(self.index.sizes)
         starts, read = self.index.shard_starts, self.index.read_offsets
         self._pages = EntryPages(self.store, self.offsets, starts, PAGE_SAMPLES, read)
+        self._compared = np.zeros(self.index.shard_starts[-1], dtype=bool)
 
     @property
     def index_is_local(self) -> bool:
@@ -146,6 +151,8 @@ class TarLocator(Locator):
                     raise CorruptTarError(f"it ends the sample {key!r} before its last part")
                 if before is not None and self._is_in(path, int(before[number]), begin + first, key):
                     raise CorruptTarError(f"it begins within the sample {key!r}")
+                if before is not None and not joined:
+                    self._compared[sample] = True
                 if are_whole and not joined and self._is_unusual(names):
                     self._check_neighbours(request.object, sample, key, names)
             except CorruptTarError as error:
@@ -205,14 +212,16 @@ class TarLocator(Locator):
         self._usual.add(tuple(names))
 
     def _starts_before(self, request: Request, joined: bool) -> Int64Array | None:
-        """Return where the sample before each begins; None if no ``.tar.idx`` of a local tar is used."""
+        """Return where the sample before each begins; None if no ``.tar.idx`` of a local tar is used, or all
+        were compared.
+        """
         is_used = self.store.is_local and self.index.plain is None
         if joined and is_used:
             with suppress(ObjectNotFoundError, ValueError):  # joins do without it
                 data = self.store.get(index_path(self.index.shard_paths[request.object])).data
                 entries: Int64Array = np.frombuffer(data, "<i8")
                 return entries[np.maximum(np.searchsorted(entries, request.starts) - 1, 0)]
-        if joined or not is_used or self._bounds is not None:
+        if joined or not is_used or self._bounds is not None or self._compared[request.samples].all():
             return None
         first = self.index.shard_starts[request.object]
         return self.locate(np.maximum(request.samples - 1, first))[1][:, 0]
