@@ -18,7 +18,7 @@ from energon_stream.pipeline.epochs import share_of_stream
 from energon_stream.schedule import damaged, reading, shown
 from energon_stream.state.digest import with_digest
 from energon_stream.state.mixture_weights import WEIGHTS, read_changes
-from energon_stream.state.rank import DEALT_TO, dumps, read_rank_state
+from energon_stream.state.rank import DEALT_TO, dumps, read_rank_state, world_sizes
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
 
 STREAMS_FORMAT = "energon_stream.streams"
@@ -54,7 +54,12 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
     states = [_entry(entries[stream], stream) for stream in mine]
     first = states[0]
     topology = {**first["topology"], "rank": rank, "world_size": world_size}
-    if topology["num_streams"] != num_streams or any(
+    if (saved := topology["num_streams"]) != num_streams:
+        raise StateMismatchError(
+            f"the job had {saved} streams when it was saved, and has {num_streams} now",
+            hint=f"set num_streams={saved} to WorkerConfig: {world_sizes(saved)} ranks are possible then",
+        )
+    if any(
         state["fingerprint"] != first["fingerprint"]
         or state.get(DEALT_TO) != first.get(DEALT_TO)
         or state["topology"]["num_streams"] != num_streams
@@ -62,8 +67,7 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
         for state in states
     ):
         raise StateMismatchError(
-            "the streams' states are of different jobs",
-            hint="load one checkpoint, with the num_streams that it was saved with",
+            "the streams' states are of different jobs", hint="put the entries of one checkpoint together"
         )
     if any(read_changes(state) != read_changes(first) for state in states):
         raise StateMismatchError(

@@ -1,0 +1,126 @@
+"""The loader as one ``Stateful`` more of ``torch.distributed.checkpoint``: async, resharded, alone."""
+
+import os
+from pathlib import Path
+
+import children
+import pytest
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from ranks import in_ranks
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from energon_stream import WorkerConfig, get_savable_loader
+from energon_stream.errors import StateMismatchError
+from energon_stream.pipeline import BatchDataset, ShuffleBufferDataset
+from energon_stream.testing.operator_suite import NumbersDataset
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+STREAMS = 24
+
+
+def open_loader(rank=0, world=1, workers=0, streams=STREAMS):
+    config = WorkerConfig(rank, world, workers, num_streams=streams)
+    return get_savable_loader(BatchDataset(ShuffleBufferDataset(NumbersDataset(9000, config), 50), 3, list))
+
+
+def undisturbed(steps):
+    """The batches of the job, in their order over all ranks."""
+    batches = iter(open_loader())
+    return [next(batches) for _ in range(steps * STREAMS)]
+
+
+class CountingReader(FileSystemReader):
+    """Notes the keys that a rank reads."""
+
+    keys: list[str]
+
+    def read_data(self, plan, planner):
+        self.keys = sorted(item.storage_index.fqn for item in plan.items)
+        return super().read_data(plan, planner)
+
+
+def train(rank, world, folder, begin, steps, kind):
+    """Load what another number of ranks saved, and save in the background while batches go on."""
+    aside = dist.new_group(backend="gloo")  # collectives of the background do not meet those of the loop
+    loader, expected = open_loader(rank, world, workers=rank % 2), undisturbed(begin + steps + 2)
+    if begin:
+        reader = CountingReader(folder / str(begin))
+        dcp.load({"loader": loader}, storage_reader=reader)
+        mine = [f"loader.streams.{stream}" for stream in range(rank, STREAMS, world)]
+        assert [key for key in reader.keys if "streams" in key] == sorted(mine)
+    batches = iter(loader)
+    end = (begin + steps) * STREAMS
+    assert [next(batches) for _ in range(steps * STREAMS // world)] == expected[
+        begin * STREAMS + rank : end : world
+    ]
+    saved = dcp.async_save(
+        {"loader": loader},
+        checkpoint_id=folder / str(begin + steps),
+        process_group=aside,
+        async_checkpointer_type=kind,
+    )
+    # The state is that of the call, however far the loop is when it is written.
+    after = [next(batches) for _ in range(STREAMS // world)]
+    assert after == expected[end + rank : end + STREAMS : world]
+    saved.result()
+    loader.close()
+
+
+def through(worlds, folder, kind=AsyncCheckpointerType.THREAD):
+    for number, world in enumerate(worlds):
+        in_ranks(world, train, folder, 2 * number, 2, kind)
+
+
+def test_saved_in_the_background_and_loaded_on_other_numbers_of_ranks(tmp_path):
+    through((3, 2, 3), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", AsyncCheckpointerType)
+def test_eight_ranks_six_and_eight_again(tmp_path, kind):
+    through((8, 6, 8), tmp_path, kind)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_one_process_without_a_group_and_the_number_of_streams_from_the_checkpoint(tmp_path):
+    expected = undisturbed(2)
+    loader = open_loader()
+    for _ in zip(range(7), loader, strict=False):
+        pass
+    saved = dcp.async_save({"loader": loader}, checkpoint_id=tmp_path / "one")
+    for _ in zip(range(7), loader, strict=False):
+        pass
+    saved.result()
+    names = FileSystemReader(tmp_path / "one").read_metadata().state_dict_metadata
+    streams = sum(name.startswith("loader.streams.") for name in names)
+    again = open_loader(streams=streams)
+    dcp.load({"loader": again}, checkpoint_id=tmp_path / "one")
+    assert next(iter(again)) == expected[7]
+    with pytest.raises(StateMismatchError, match=f"num_streams={STREAMS} to WorkerConfig"):
+        dcp.load({"loader": open_loader(streams=6)}, checkpoint_id=tmp_path / "one")
+
+
+def digests(record):
+    return [line.split()[2] for line in record.read_text().splitlines()]
+
+
+def sharded(folder, ranks, steps, record):
+    done = children.run(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks),
+        *(EXAMPLES / "train_fsdp.py", "--data", folder / "data", "--checkpoint", folder / record),
+        *("--record", folder / f"{record}.txt", "--steps", steps, "--workers", 0),
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return digests(folder / f"{record}.txt")
+
+
+@pytest.mark.slow
+def test_the_example_with_fsdp_goes_on_with_other_numbers_of_ranks(tmp_path, example_data):
+    (tmp_path / "data").symlink_to(example_data / "captions")
+    whole = sharded(tmp_path, 1, 6, "whole")
+    for ranks, steps in ((3, 2), (2, 4), (4, 6)):
+        found = sharded(tmp_path, ranks, steps, "parts")
+    assert found == whole
