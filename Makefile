@@ -7,7 +7,7 @@ TORCHVISION := torch==2.14.1 torchvision==0.29.1
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 # What `make test` leaves out, because it needs environments of its own, or long. Every night runs all of them.
-SUITES := test-all interop convert transforms ray megatron stores docs first-hour test-floor chaos-short
+SUITES := test-all interop convert transforms ray megatron frameworks stores docs first-hour test-floor chaos-short
 
 .PHONY: demo test unit lint types audit bench peers $(SUITES) suites chaos soak release-check clean
 
@@ -117,6 +117,14 @@ megatron: $(VENV)/installed
 			$(BIN)/python -m pytest tests/integrations/test_megatron_core.py -v; \
 	fi
 
+# Trainers that have no other tests: torchtitan, which imports triton, also where there is no GPU.
+frameworks:
+	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
+	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check --no-deps 'triton<3.8'
+	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 torchdata torchtitan==0.3.0 -e '.[test]'
+	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest -m '' --timeout 900 tests/integrations/test_torchtitan.py -v
+
 # The transforms and the image decoders beside torchvision, which fits one version of torch alone.
 transforms:
 	test -x .venv-transforms/bin/python || $(PYTHON) -m venv .venv-transforms
@@ -168,4 +176,4 @@ release-check:
 	$(PYTHON) docs/tools/release_check.py dist $(RELEASE)
 
 clean:
-	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-megatron-3.12 .venv-peers .venv-floor .venv-transforms .venv-ray .venv-convert .venv-docs .venv-release .site dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-stores .venv-localstack .venv-energon .venv-megatron-core .venv-megatron-3.12 .venv-peers .venv-floor .venv-transforms .venv-ray .venv-frameworks .venv-convert .venv-docs .venv-release .site dist .mypy_cache .ruff_cache .pytest_cache

@@ -63,6 +63,8 @@ def _has_torchvision() -> bool:
 # Doctests import their modules. `make docs` runs the first elsewhere. The second makes its process ignore
 # SIGTERM, and all programs that it starts.
 collect_ignore = ["docs/tools", "energon_stream/loader/fork_server.py"]
+if importlib.util.find_spec("torchtitan") is None:  # `make frameworks` tests it
+    collect_ignore += ["energon_stream/integrations/torchtitan.py"]
 if not _has_torchvision():  # `make transforms` runs these
     collect_ignore += [f"energon_stream/transforms/{name}.py" for name in ("mappers", "merge")]
 SHOWN = re.compile(r"\s*```text\n(.*?)^```", re.MULTILINE | re.DOTALL)

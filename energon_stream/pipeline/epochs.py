@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from energon_stream.arguments import check_whole
@@ -203,8 +204,9 @@ class _EvenNode(WrapperNode):
 
     def __init__(self, dataset: EvenDataset[Any], context: Context, state: State | None) -> None:
         saved = read_state(state, {"in": None, "at": 0, "last": None, "end": False}, dataset, context)
-        if saved["at"] > dataset.length or (saved["last"] is None) != (saved["at"] == 0):
-            raise damaged(f"{saved['at']} elements of a pass of {dataset.length}")
+        self._length = dataset.share(context.stream)
+        if saved["at"] > self._length or (saved["last"] is None) != (saved["at"] == 0):
+            raise damaged(f"{saved['at']} elements of a pass of {self._length}")
         self._dataset = dataset
         self._context = context
         self._at: int = saved["at"]
@@ -213,7 +215,7 @@ class _EvenNode(WrapperNode):
         self._inner = dataset.dataset.make_node(context, saved["in"])
 
     def next(self) -> Item | End:
-        if self._at < self._dataset.length:
+        if self._at < self._length:
             item = self._from_inner() or self._repeated()
             self._at += 1
             self._last = item.key
@@ -233,7 +235,7 @@ class _EvenNode(WrapperNode):
         if isinstance(item, Item):
             return item
         self._ended = True
-        missing = self._dataset.length - self._at
+        missing = self._length - self._at
         if missing > 0:
             _log.warning(
                 "stream %d repeats its last element %d times to end with the others",
@@ -250,7 +252,8 @@ class _EvenNode(WrapperNode):
             )
         self._dataset.dataset.assert_can_restore()
         # From its key, because the receiver may have changed the one that it got.
-        return self._dataset.dataset.restore_many([self._last], self._context)[0]
+        item = self._dataset.dataset.restore_many([self._last], self._context)[0]
+        return item if self._dataset.fill is None else item._replace(value=self._dataset.fill(item.value))
 
     def state(self) -> State:
         return {"in": self._inner.state(), "at": self._at, "last": self._last, "end": self._ended}
@@ -271,6 +274,10 @@ class EvenDataset(Wrapper[T_co]):
     Args:
         dataset: The inner dataset, whose passes end.
         ends: ``"drop"`` cuts all streams to the shortest; ``"pad"`` fills all up to the longest.
+        multiple_of: What the elements of all streams together are a multiple of, such as the batches of a
+            training step of all ranks; 0 for the number of streams. With ``"pad"``, the last step has at
+            least one element that was not there to fill up.
+        fill: Makes what fills up of the element that would be repeated, such as one without a loss.
         worker_config: Must agree with the inner dataset's, if given.
 
     Raises:
@@ -296,6 +303,8 @@ class EvenDataset(Wrapper[T_co]):
         dataset: SavableDataset[T_co],
         ends: Literal["drop", "pad"],
         *,
+        multiple_of: int = 0,
+        fill: Callable[[Any], Any] | None = None,
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
@@ -318,11 +327,23 @@ class EvenDataset(Wrapper[T_co]):
                 f'{known.count(0)} of {len(known)} streams have no element, so ends="{ends}" cannot make them even',
                 hint="use fewer ranks and workers (a stream is a worker of a rank), or a larger split part",
             )
-        if self.length > min(known):
+        streams, self.fill = len(known), fill
+        self._total = self.length * streams
+        if multiple_of and ends == "drop":
+            self._total -= self._total % multiple_of
+        elif multiple_of:
+            in_order = max((length - 1) * streams + stream for stream, length in enumerate(known)) + 1
+            self._total = -(-in_order // multiple_of) * multiple_of
+        self.length = -(-self._total // streams)
+        if any(self.share(stream) > length for stream, length in enumerate(known)):
             dataset.assert_can_restore()
 
+    def share(self, stream: int) -> int:
+        """Return the elements of a stream in a pass."""
+        return share_of_stream(0, self._total, self.worker_config.num_streams, stream)
+
     def len_stream(self, stream: int) -> int | None:
-        return self.length
+        return self.share(stream)
 
 
 def with_ends(dataset: SavableDataset[Any], ends: Ends, *, even: bool) -> SavableDataset[Any]:

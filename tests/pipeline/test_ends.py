@@ -52,6 +52,35 @@ def test_all_ranks_give_as_many(ends, length, world):
         assert len(set(found)) == min(len(found), len(has))
 
 
+@pytest.mark.parametrize(("ends", "length"), [("drop", 12), ("pad", 24)])
+@pytest.mark.parametrize("count", [13, 17, 23])
+@pytest.mark.parametrize("streams", [2, 6, 12])
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_elements_of_all_ranks_are_a_multiple(ends, length, count, streams, world):
+    """Of 12 in a step; what fills up is made of the last elements, and no step has nothing else."""
+    ranks = [
+        one_pass(
+            EvenDataset(numbers(rank, world, 0, count, streams), ends, multiple_of=12, fill=lambda number: -1)
+        )
+        for rank in range(world)
+    ]
+    assert [len(found) for found in ranks] == [length // world] * world
+    steps = [
+        [number for found in ranks for number in found[at : at + 12 // world]]
+        for at in range(0, length // world, 12 // world)
+    ]
+    assert all(any(number >= 0 for number in step) for step in steps)
+    seen = [number for found in ranks for number in found if number >= 0]
+    assert sorted(seen) == (sorted(set(seen)) if ends == "drop" else list(range(count)))
+
+
+def test_resuming_goes_on_within_what_fills_up():
+    def make():
+        return EvenDataset(numbers(streams=3, count=10), "pad", multiple_of=9, fill=lambda number: -number)
+
+    assert_exact_resume(make, steps=40, tail=8)
+
+
 @pytest.mark.parametrize("ends", ["drop", "pad"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_filter_makes_no_rank_shorter_than_the_others(ends, workers, caplog):
