@@ -4,9 +4,10 @@ last checkpoint.
     python examples/accelerate_train.py --data s3://bucket/dataset --checkpoint run/ckpt --record run/steps
     accelerate launch --num-processes 2 examples/accelerate_train.py ...
 
-Each rank logs ``step rank digest loss`` to a file of its own; the digest covers the keys, pixels and captions
-of the batch. A run that was interrupted and one that was not log the same steps. With another number of ranks
-it goes on with the same global batches.
+A step is 6 micro-batches, whatever the number of ranks: each accumulates the gradients of its share. So with
+1, 2, 3 or 6 ranks a step sees the same batches, and a run that was killed goes on with any of these numbers.
+Rank 0 logs ``step ranks digest loss`` for each step; the digest covers the keys, pixels and captions of all
+its micro-batches in their order.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn
 from train_captioning import SIZE, VOCABULARY, Encoder, digest, targets
-from train_ddp import Progress, newest_checkpoint
+from train_ddp import Progress, log_step, newest_checkpoint
 
 from energon_stream import get_savable_loader, get_train_dataset
 from energon_stream.integrations.huggingface import AcceleratedLoader, worker_config_of
+
+MICRO_BATCHES = 6  # of a step, over all ranks; also the number of streams
 
 
 def main() -> None:
@@ -40,14 +43,14 @@ def main() -> None:
     args = parser.parse_args()
 
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    accelerator.gradient_accumulation_steps = MICRO_BATCHES // accelerator.num_processes
     set_seed(0)
     dataset = get_train_dataset(
         args.data,
         batch_size=args.batch_size,
         shuffle_buffer_size=100,
         max_samples_per_sequence=100,
-        # 12 streams, so 1, 2, 3, 4, 6 or 12 ranks see the same global batches.
-        worker_config=worker_config_of(accelerator, args.workers, num_streams=12),
+        worker_config=worker_config_of(accelerator, args.workers, num_streams=MICRO_BATCHES),
         task_encoder=Encoder(),
     )
     loader = AcceleratedLoader(get_savable_loader(dataset), accelerator)
@@ -60,17 +63,19 @@ def main() -> None:
     if newest is not None:
         accelerator.load_state(newest)
 
-    rank = accelerator.process_index
-    with args.record.with_suffix(f".{rank}").open("a") as log:
-        for batch in loader:
+    seen = []
+    for batch in loader:
+        with accelerator.accumulate(model):
             wanted = targets(batch.caption).to(accelerator.device)
             loss = nn.functional.binary_cross_entropy_with_logits(model(batch.image), wanted)
-            optimizer.zero_grad()
             accelerator.backward(loss)
             optimizer.step()
+            optimizer.zero_grad()
+        seen.append((digest(batch), loss.item()))
+        if accelerator.sync_gradients:  # the step is complete
             progress.steps += 1
-            log.write(f"{progress.steps} {rank} {digest(batch)} {loss.item():.9f}\n")
-            log.flush()
+            log_step(args.record, progress.steps, seen)
+            seen.clear()
             if progress.steps % args.save_every == 0:
                 save(accelerator, args.checkpoint, progress.steps)
             if progress.steps >= args.steps:

@@ -3,10 +3,12 @@ checkpoint.
 
     python examples/lightning_train.py --data s3://bucket/dataset --checkpoints run/ckpt --record run/steps
     python examples/lightning_train.py --devices 2 ...
+    python examples/lightning_train.py --devices 2 --sharded ...  # checkpoints of torch.distributed
 
-Each rank logs ``step rank digest loss`` to a file of its own; the digest covers the keys, pixels and captions
-of the batch. A run that was interrupted and one that was not log the same steps. With another number of ranks
-it goes on with the same global batches.
+A step is 6 micro-batches, whatever the number of ranks: each accumulates the gradients of its share. So with
+1, 2, 3 or 6 ranks a step sees the same batches, and a run that was killed goes on with any of these numbers.
+Rank 0 logs ``step ranks digest loss`` for each step; the digest covers the keys, pixels and captions of all
+its micro-batches in their order.
 """
 
 from __future__ import annotations
@@ -14,17 +16,23 @@ from __future__ import annotations
 import argparse
 import logging
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import lightning.pytorch as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from train_captioning import SIZE, VOCABULARY, digest, targets
 from train_captioning import Encoder as Captions
+from train_ddp import log_step
 
 from energon_stream import stateless
 from energon_stream.integrations.lightning import EnergonDataModule
+
+MICRO_BATCHES = 6  # of a step, over all ranks; also the number of streams
 
 
 class Encoder(Captions):
@@ -41,6 +49,7 @@ class Captioner(L.LightningModule):
     def __init__(self, log: Path) -> None:
         super().__init__()
         self.log_path = log
+        self.seen: list[tuple[str, float]] = []  # of this rank, in this step
         self.network = nn.Sequential(
             nn.Flatten(), nn.Linear(3 * SIZE * SIZE, 64), nn.ReLU(), nn.Linear(64, VOCABULARY)
         )
@@ -49,11 +58,18 @@ class Captioner(L.LightningModule):
         wanted = targets(batch.caption).to(self.device)
         return nn.functional.binary_cross_entropy_with_logits(self.network(batch.image), wanted)
 
+    def configure_model(self):
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            fully_shard(self.network, mesh=self.device_mesh["data_parallel"])
+
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
-        with self.log_path.with_suffix(f".{self.global_rank}").open("a") as file:
-            file.write(f"{self.global_step + 1} {self.global_rank} {digest(batch)} {loss.item():.9f}\n")
+        self.seen.append((digest(batch), loss.item()))
         return loss
+
+    def on_before_optimizer_step(self, optimizer):
+        log_step(self.log_path, self.global_step + 1, self.seen)
+        self.seen.clear()
 
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.loss(batch), batch_size=len(batch.caption), sync_dist=True)
@@ -73,7 +89,8 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=2)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--devices", default="auto", help="number of ranks on this machine")
+    parser.add_argument("--devices", type=int, default=1, help="number of ranks on this machine")
+    parser.add_argument("--sharded", action="store_true", help="shard the model, and its checkpoints")
     args = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
@@ -83,7 +100,7 @@ def main() -> None:
         args.data,
         args.data,
         num_workers=args.workers,
-        num_streams=12,  # so 1, 2, 3, 4, 6 or 12 ranks see the same global batches
+        num_streams=MICRO_BATCHES,
         train_options={
             "batch_size": args.batch_size,
             "shuffle_buffer_size": 100,
@@ -94,17 +111,31 @@ def main() -> None:
     )
     trainer = L.Trainer(
         devices=args.devices,
+        strategy=ModelParallelStrategy(args.devices, 1) if args.sharded else "auto",
+        accumulate_grad_batches=MICRO_BATCHES // args.devices,
         max_steps=args.steps,
         max_epochs=-1,
-        callbacks=[ModelCheckpoint(args.checkpoints, every_n_train_steps=args.save_every, save_last=True)],
+        callbacks=[
+            ModelCheckpoint(
+                args.checkpoints, "{step:06d}", every_n_train_steps=args.save_every, save_top_k=-1
+            )
+        ],
         val_check_interval=args.save_every,
         check_val_every_n_epoch=None,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    newest = args.checkpoints / "last.ckpt"
-    trainer.fit(Captioner(args.record), data, ckpt_path=newest if newest.exists() else None)
+    trainer.fit(Captioner(args.record), data, ckpt_path=newest_checkpoint(args.checkpoints))
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint. Of a sharded one, Lightning writes ``meta.pt`` last."""
+    for path in sorted(folder.glob("*.ckpt"), reverse=True):
+        with suppress(Exception):
+            torch.load(path / "meta.pt" if path.is_dir() else path, weights_only=False, map_location="cpu")
+            return path
+    return None
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def main() -> None:
                 logits = parallel(batch.image)
                 loss = nn.functional.binary_cross_entropy_with_logits(logits, targets(batch.caption))
                 (loss * ranks / MICRO_BATCHES).backward()
-            seen.append((number * ranks + rank, digest(batch), loss.item()))
+            seen.append((digest(batch), loss.item()))
         optimizer.step()
         progress.steps += 1
         time.sleep(args.step_seconds)
@@ -106,18 +106,18 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def log_step(log: Path, step: int, seen: list[tuple[int, str, float]]) -> None:
+def log_step(log: Path, step: int, seen: list[tuple[str, float]]) -> None:
     """Rank 0 writes the step's micro-batches, in their order over all ranks, as one line."""
-    everyone: list[list[tuple[int, str, float]]] | None = None
-    if dist.get_rank() == 0:
-        everyone = [[] for _ in range(dist.get_world_size())]
-    dist.gather_object(seen, everyone)
-    if everyone is not None:
-        ordered = sorted(part for some in everyone for part in some)
-        together = hashlib.sha1("".join(text for _, text, _ in ordered).encode()).hexdigest()
-        loss = sum(loss for _, _, loss in ordered) / len(ordered)
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    everyone = [seen] * ranks
+    if ranks > 1:
+        dist.all_gather_object(everyone, seen)
+    if ranks == 1 or dist.get_rank() == 0:
+        ordered = [part for number in zip(*everyone, strict=True) for part in number]
+        together = hashlib.sha1("".join(text for text, _ in ordered).encode()).hexdigest()
+        loss = sum(loss for _, loss in ordered) / len(ordered)
         with log.open("a") as file:
-            file.write(f"{step} {dist.get_world_size()} {together} {loss:.6f}\n")
+            file.write(f"{step} {ranks} {together} {loss:.6f}\n")
 
 
 def save(everything: dict[str, object], folder: Path, step: int) -> None:

@@ -95,13 +95,13 @@ def main() -> None:
     while progress.steps < args.steps:
         optimizer.zero_grad()
         seen = []
-        for number in range(MICRO_BATCHES // ranks):
+        for _ in range(MICRO_BATCHES // ranks):
             batch = next(batches)
             loss = nn.functional.binary_cross_entropy_with_logits(
                 model(batch.image), targets(batch.caption).to(device)
             )
             (loss * ranks / MICRO_BATCHES).backward()  # FSDP takes the mean over the ranks
-            seen.append((number * ranks + rank, digest(batch), loss.item()))
+            seen.append((digest(batch), loss.item()))
         optimizer.step()
         progress.steps += 1
         log_step(args.record, progress.steps, seen)

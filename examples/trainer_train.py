@@ -3,27 +3,30 @@
     python examples/trainer_train.py --data s3://bucket/dataset --output run --record run/steps
     torchrun --nproc-per-node 2 examples/trainer_train.py ...
 
-Each rank logs ``digest loss`` of each step to a file of its own; the digest covers the pixels and the words
-of the batch. A run that was interrupted and one that was not log the same steps. With another number of ranks
-it goes on with the same global batches. (The trainer does not mark which checkpoints are complete: one that
-was being written has to be removed by hand.)
+A step is 6 micro-batches, whatever the number of ranks: each accumulates the gradients of its share. So with
+1, 2, 3 or 6 ranks a step sees the same batches, and a run that was killed goes on with any of these numbers.
+Rank 0 logs ``step ranks digest loss`` for each step; the digest covers the pixels and words of all its
+micro-batches in their order.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 from pathlib import Path
 
 import torch
 from torch import nn
 from train_captioning import SIZE, VOCABULARY, targets
 from train_captioning import Encoder as Captions
-from transformers import TrainingArguments, set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from train_ddp import log_step
+from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from energon_stream import WorkerConfig, get_train_dataset
 from energon_stream.integrations.huggingface import EnergonTrainer
+
+MICRO_BATCHES = 6  # of a step, over all ranks; also the number of streams
 
 
 class Encoder(Captions):
@@ -36,9 +39,9 @@ class Encoder(Captions):
 class Captioner(nn.Module):
     """Bags of words of pictures."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.log = log
+        self.seen: list[tuple[str, float]] = []  # of this rank, in this step
         self.network = nn.Sequential(
             nn.Flatten(), nn.Linear(3 * SIZE * SIZE, 64), nn.ReLU(), nn.Linear(64, VOCABULARY)
         )
@@ -46,10 +49,20 @@ class Captioner(nn.Module):
     def forward(self, pixels, words):
         logits = self.network(pixels)
         loss = nn.functional.binary_cross_entropy_with_logits(logits, words)
-        seen = hashlib.sha1(pixels.cpu().numpy().tobytes() + words.cpu().numpy().tobytes()).hexdigest()
-        with self.log.open("a") as file:
-            file.write(f"{seen} {loss.item():.9f}\n")
+        digest = hashlib.sha1(pixels.cpu().numpy().tobytes() + words.cpu().numpy().tobytes()).hexdigest()
+        self.seen.append((digest, loss.item()))
         return {"loss": loss, "logits": logits}
+
+
+class Record(TrainerCallback):
+    """Logs each step."""
+
+    def __init__(self, model: Captioner, log: Path) -> None:
+        self.model, self.log = model, log
+
+    def on_step_end(self, args, state, control, **kwargs):
+        log_step(self.log, state.global_step, self.model.seen)
+        self.model.seen.clear()
 
 
 def main() -> None:
@@ -76,21 +89,21 @@ def main() -> None:
         disable_tqdm=True,
         use_cpu=not torch.cuda.is_available(),
         lr_scheduler_type="constant",
+        gradient_accumulation_steps=MICRO_BATCHES // int(os.environ.get("WORLD_SIZE", "1")),
     )
     dataset = get_train_dataset(
         args.data,
         batch_size=args.batch_size,
         shuffle_buffer_size=100,
         max_samples_per_sequence=100,
-        # The ranks are those that TrainingArguments set up; of 12 streams, 1, 2, 3, 4, 6 or 12 ranks see the
-        # same batches.
-        worker_config=WorkerConfig.default_worker_config(args.workers, num_streams=12),
+        # The ranks are those that TrainingArguments set up.
+        worker_config=WorkerConfig.default_worker_config(args.workers, num_streams=MICRO_BATCHES),
         task_encoder=Encoder(),
     )
-    model = Captioner(args.record.with_suffix(f".{training.process_index}"))
-    trainer = EnergonTrainer(model, training, train_dataset=dataset)
-    saved = get_last_checkpoint(args.output) if args.output.exists() else None
-    trainer.train(resume_from_checkpoint=saved)
+    model = Captioner()
+    trainer = EnergonTrainer(model, training, train_dataset=dataset, callbacks=[Record(model, args.record)])
+    # True takes the newest checkpoint that was written to its end.
+    trainer.train(resume_from_checkpoint=any(args.output.glob("checkpoint-*")))
 
 
 if __name__ == "__main__":

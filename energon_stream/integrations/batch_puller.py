@@ -16,6 +16,7 @@ import torch
 from energon_stream.atomic_files import replacing
 from energon_stream.errors import ConfigError, StateError
 from energon_stream.loader import BasicDataLoader, SavableDataLoader
+from energon_stream.state import ranks_of_streams
 
 if TYPE_CHECKING:
     from energon_stream.pipeline import SavableDataset
@@ -128,6 +129,11 @@ def of_all_ranks(state_dict: Mapping[str, Any], config: WorkerConfig) -> dict[st
     for one in everyone:
         streams.update(one["streams"])
     return {**state_dict, "streams": streams}
+
+
+def saved_ranks(state_dict: Mapping[str, Any]) -> int:
+    """Return of how many ranks a result of :func:`of_all_ranks` is. Raises StateError if it is damaged."""
+    return len(ranks_of_streams(state_dict))
 
 
 def write_state(path: Path, state: Any) -> None:

@@ -1,10 +1,20 @@
 """Runs examples whole, interrupted and resumed, and compares what they recorded of each step."""
 
+import os
+import random
+import signal
+import socket
+import time
 from pathlib import Path
+
+import children
 
 # The frameworks that the examples use: each takes seconds to import.
 FRAMEWORKS = ("lightning.pytorch", "accelerate", "transformers.trainer", "torchdata.nodes")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+TEN_KILLS = (2, 3, 1, 2, 1, 3, 2, 3, 6, 1, 2)
 
 
 class Example:
@@ -41,16 +51,16 @@ class Example:
             *options,
         )
 
-    def record(self, name, rank=0):
-        """The lines that a rank has recorded."""
+    def record(self, name):
+        """The recorded lines."""
         path = self.folder / name
-        return (path if path.exists() else path.with_suffix(f".{rank}")).read_text().splitlines()
+        return path.read_text().splitlines()
 
-    def whole(self):
-        """The lines of a run of ten steps that does not stop."""
-        self("whole", 10)
+    def whole(self, steps=10):
+        """The lines of a run that does not stop."""
+        self("whole", steps)
         lines = self.record("whole")
-        assert len({line.split()[-2] for line in lines}) == 10
+        assert len({line.split()[-2] for line in lines}) == steps
         return lines
 
     def check_resuming(self, whole):
@@ -61,14 +71,66 @@ class Example:
         self("cut", 10)
         assert self.record("cut") == whole[:7] + whole[5:]
 
-    def check_other_ranks(self, whole, digest, *options, launcher=()):
-        """Two ranks for three steps, then one, see the batches that one rank sees; ``digest`` is the field
-        that tells.
+    def check_kills(self, whole, ranks, *options, devices=None):
+        """A run that begins with ``ranks[0]`` ranks, which are all killed after some step, goes on with
+        ``ranks[1]``, and so on, has the steps of the whole one, those that it repeats included.
+
+        ``devices`` is the option that names the number of ranks.
         """
-        self("ranks", 3, *options, launcher=launcher, save_every=3)
-        two = [self.record("ranks", rank) for rank in range(2)]
-        assert [len(lines) for lines in two] == [3, 3]
-        together = [line for step in zip(*two, strict=True) for line in step]
-        self("ranks", 6, save_every=3)
-        seen = together + self.record("ranks")[3:]
-        assert [line.split()[digest] for line in seen] == [line.split()[digest] for line in whole[:9]]
+        draw = random.Random(len(ranks))
+        expected = [line.split()[-2] for line in whole]
+        record = self.folder / "killed"
+        for kill, number in enumerate(ranks, 1):
+            more = () if devices is None else (devices, number)
+            processes = self._start(number, len(whole), *options, *more)
+            if kill < len(ranks):
+                _wait_for(record, len(_lines(record)) + draw.randint(2, 4), processes)
+                for child, _ in processes:
+                    child.send_signal(signal.SIGKILL)
+            for child, output in processes:
+                code = child.wait(180)
+                assert code == (-signal.SIGKILL if kill < len(ranks) else 0), output.read_text()
+        lines = [line.split() for line in _lines(record)]
+        assert {int(number) for _, number, *_ in lines} == {*ranks}
+        assert {int(step) for step, *_ in lines} == {*range(1, len(whole) + 1)}
+        for step, _, digest, _ in lines:
+            assert digest == expected[int(step) - 1], step
+        return lines
+
+    def _start(self, ranks, steps, *options):
+        """Start the ranks, as torchrun does; returns processes and what they print."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        processes = []
+        for rank in range(ranks):
+            known = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            known |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": 0, "NODE_RANK": 0}
+            environment = {name: str(value) for name, value in known.items()} if ranks > 1 else {}
+            output = self.folder / f"output.{rank}"
+            with output.open("w") as file:
+                child = children.start(
+                    *(self.program, "--data", self.data, self.option, self.folder / "killed-checkpoints"),
+                    *("--record", self.folder / "killed", "--steps", steps, "--save-every", 1, *options),
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environment},
+                    stdout=file,
+                    stderr=file,
+                    preload=FRAMEWORKS,
+                )
+            processes.append((child, output))
+        return processes
+
+
+def _lines(path):
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _wait_for(record, count, processes):
+    """Wait until a record has so many lines, while all processes run."""
+    for _ in range(180 * 50):
+        if len(_lines(record)) >= count:
+            return
+        for child, output in processes:
+            assert child.poll() is None, output.read_text()
+        time.sleep(0.02)
+    raise AssertionError([output.read_text() for _, output in processes])

@@ -10,7 +10,7 @@ import torch
 
 accelerate = pytest.importorskip("accelerate", reason="no accelerate (the extra 'accelerate')")
 
-from framework_examples import Example  # noqa: E402
+from framework_examples import TEN_KILLS, Example  # noqa: E402
 
 from energon_stream import (  # noqa: E402
     DefaultTaskEncoder,
@@ -446,17 +446,21 @@ def test_without_the_packages_the_error_names_the_extra(run):
     assert printed == "run `pip install 'energon-stream[accelerate]'`\n" * 2
 
 
-TWO_RANKS = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-
-
-def test_the_accelerate_example_goes_on_with_any_number_of_ranks(run, data, tmp_path):
+def test_the_accelerate_example_goes_on_after_kills_with_other_ranks(run, data, tmp_path):
     example = Example(run, "accelerate_train.py", "--checkpoint", data / "coco", tmp_path)
     whole = example.whole()
     example.check_resuming(whole)
-    example.check_other_ranks(whole, 2, launcher=TWO_RANKS)
+    example.check_kills(whole, (2, 3, 1))
 
 
 @pytest.mark.slow  # as the example before
-def test_the_trainer_example_goes_on_with_any_number_of_ranks(run, data, tmp_path):
+def test_the_trainer_example_goes_on_after_kills_with_other_ranks(run, data, tmp_path):
     example = Example(run, "trainer_train.py", "--output", data / "coco", tmp_path)
-    example.check_other_ranks(example.whole(), 0, launcher=TWO_RANKS)
+    example.check_kills(example.whole(), (2, 3, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "option"), [("accelerate", "--checkpoint"), ("trainer", "--output")])
+def test_ten_kills_with_resizes(run, data, tmp_path, name, option):
+    example = Example(run, f"{name}_train.py", option, data / "coco", tmp_path)
+    example.check_kills(example.whole(40), TEN_KILLS)

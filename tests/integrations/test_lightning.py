@@ -10,7 +10,7 @@ import torch
 
 L = pytest.importorskip("lightning.pytorch", reason="no Lightning (the extra 'lightning')")
 
-from framework_examples import Example  # noqa: E402
+from framework_examples import TEN_KILLS, Example  # noqa: E402
 
 from energon_stream import (  # noqa: E402
     DefaultTaskEncoder,
@@ -383,8 +383,18 @@ def test_without_lightning_the_error_names_the_extra(run):
     assert run("-c", MISSING) == "True run `pip install 'energon-stream[lightning]'`\n"
 
 
-def test_the_example_goes_on_in_the_middle_of_an_epoch_with_any_number_of_ranks(run, data, tmp_path):
+@pytest.mark.parametrize("options", [(), ("--sharded",)])
+def test_the_example_goes_on_after_kills_with_other_ranks(run, data, tmp_path, options):
+    """Also from checkpoints of torch.distributed.checkpoint."""
     example = Example(run, "lightning_train.py", "--checkpoints", data / "coco", tmp_path)
     whole = example.whole()
-    example.check_resuming(whole)
-    example.check_other_ranks(whole, 2, "--devices", 2)
+    if not options:
+        example.check_resuming(whole)
+    example.check_kills(whole, (2, 3, 1), *options, devices="--devices")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--sharded",)])
+def test_ten_kills_with_resizes(run, data, tmp_path, options):
+    example = Example(run, "lightning_train.py", "--checkpoints", data / "coco", tmp_path)
+    example.check_kills(example.whole(40), TEN_KILLS, *options, devices="--devices")

@@ -8,7 +8,7 @@ import pytest
 
 nodes = pytest.importorskip("torchdata.nodes", reason="no torchdata (the extra 'torchdata')")
 
-from framework_examples import Example  # noqa: E402
+from framework_examples import TEN_KILLS, Example  # noqa: E402
 
 from energon_stream import ReadOptions, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset  # noqa: E402
 from energon_stream.errors import StateInUseError, StateMismatchError  # noqa: E402
@@ -160,6 +160,14 @@ def test_without_torchdata_the_error_names_the_extra(run):
     assert run("-c", MISSING) == "True run `pip install 'energon-stream[torchdata]'`\n"
 
 
-def test_the_example_goes_on_in_the_middle_of_an_epoch(run, data, tmp_path):
+def test_the_example_goes_on_after_kills_with_other_ranks(run, data, tmp_path):
     example = Example(run, "torchdata_nodes.py", "--checkpoint", data / "coco", tmp_path)
-    example.check_resuming(example.whole())
+    whole = example.whole()
+    example.check_resuming(whole)
+    example.check_kills(whole, (2, 3, 1))
+
+
+@pytest.mark.slow
+def test_ten_kills_with_resizes(run, data, tmp_path):
+    example = Example(run, "torchdata_nodes.py", "--checkpoint", data / "coco", tmp_path)
+    example.check_kills(example.whole(40), TEN_KILLS)

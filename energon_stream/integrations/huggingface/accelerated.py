@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,7 +10,7 @@ import torch
 
 from energon_stream.errors import ConfigError
 from energon_stream.imports import of_extra
-from energon_stream.integrations.batch_puller import of_all_ranks
+from energon_stream.integrations.batch_puller import of_all_ranks, saved_ranks
 from energon_stream.integrations.device import DevicePrefetcher
 from energon_stream.worker import WorkerConfig
 
@@ -100,6 +100,7 @@ class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ign
         device = accelerator.device if accelerator.device_placement else torch.device("cpu")
         super().__init__(loader, device, depth=depth)
         self.gradient_state: Any = accelerator.gradient_state
+        self._accelerator = accelerator
 
     def __iter__(self) -> Iterator[T]:
         """Iterate to the end of the pass."""
@@ -123,3 +124,13 @@ class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ign
     def state_dict(self) -> dict[str, Any]:
         """Return the position of all ranks after the last batch returned; all ranks have to call it."""
         return of_all_ranks(super().state_dict(), self.worker_config)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on at the position of a state dict, whichever ranks saved it.
+
+        ``load_state`` has given each process its own old count of accumulated batches, or none: with another
+        number of ranks, accumulation begins anew on all.
+        """
+        super().load_state_dict(state_dict)
+        if saved_ranks(state_dict) != self.worker_config.world_size:
+            self._accelerator.step = 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from energon_stream.config import get_train_dataset, get_val_dataset
 from energon_stream.errors import ConfigError
 from energon_stream.imports import of_extra
-from energon_stream.integrations.batch_puller import loader_of
+from energon_stream.integrations.batch_puller import loader_of, saved_ranks
 from energon_stream.integrations.lightning.loaders import EvaluationLoader, TrainLoader
 from energon_stream.loader import SavableDataLoader, get_savable_loader
 from energon_stream.loader.observe.metrics import Recent
@@ -134,7 +134,10 @@ class EnergonDataHooks:
         if self._train is not None:
             self._saved = self._train.state_dict()
             self._train.close()
-        self._train, self._owner = TrainLoader(loader, self._count_of_trained()), self.trainer
+        if self._saved is not None and self.trainer is not None:
+            _count_for(self.trainer, saved_ranks(self._saved), loader.worker_config.world_size)
+        per_step = getattr(self.trainer, "accumulate_grad_batches", 1)
+        self._train, self._owner = TrainLoader(loader, self._count_of_trained(), per_step), self.trainer
         if self._saved is not None:
             self._train.load_state_dict(self._saved)
             self._saved = None
@@ -185,6 +188,15 @@ class EnergonDataHooks:
         while self._evaluation:
             for loader in self._evaluation.popitem()[1]:
                 loader.close()
+
+
+def _count_for(trainer: Any, saved: int, ranks: int) -> None:
+    """Convert Lightning's count of a rank's batches, by which it ends steps and epochs, to other ranks."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    for count in (progress.total, progress.current):
+        more = count.processed * saved // ranks - count.processed
+        for name, value in vars(count).items():
+            setattr(count, name, value + more)
 
 
 class EnergonDataModule(EnergonDataHooks, _Base):

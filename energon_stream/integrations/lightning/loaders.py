@@ -27,12 +27,15 @@ class TrainLoader(PullingLoader[T]):
     the next pass, because loops that count batches leave an epoch before its end.
 
     ``trained`` returns the number of batches that were trained on, counted from anywhere. None counts a batch
-    as soon as it is pulled.
+    as soon as it is pulled. Lightning ends a step with the epoch: epochs of an endless dataset have whole
+    steps, of ``per_step`` batches.
     """
 
-    def __init__(self, loader: SavableDataLoader[T], trained: Callable[[], int] | None) -> None:
+    def __init__(
+        self, loader: SavableDataLoader[T], trained: Callable[[], int] | None, per_step: int = 1
+    ) -> None:
         super().__init__(loader)
-        self._trained = trained
+        self._trained, self._per_step = trained, per_step
         self._begin_here()
 
     def _begin_here(self) -> None:
@@ -83,7 +86,8 @@ class TrainLoader(PullingLoader[T]):
         length = epoch_length(self.loader.dataset)
         if length is None:
             raise TypeError("the number of batches is not known before they are read")
-        return length
+        per_step = 1 if self.loader.dataset.pass_length else self._per_step
+        return -(-length // per_step) * per_step
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of all ranks after the last batch trained on; all ranks have to call it."""
