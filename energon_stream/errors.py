@@ -10,6 +10,8 @@
     │   ├── EmptyStreamError                there are more streams than samples
     │   ├── FilterExistsError (FileExistsError)   the dataset has a filter of this name
     │   ├── MissingPackageError (ImportError)  an optional package is not installed
+    │   ├── SampleIndexError (IndexError)   a dataset has no sample of this index
+    │   ├── SampleKeyError (KeyError)       a dataset has no sample of this key
     │   ├── UnknownArgumentError (TypeError)  a function has no such argument
     │   ├── UntrustedCodeError              a dataset names code that the user did not trust
     │   ├── UntrustedUrlError               a dataset names a place that the user did not allow
@@ -110,6 +112,8 @@ __all__ = [
     "RunMismatchError",
     "RunNotFoundError",
     "SampleError",
+    "SampleIndexError",
+    "SampleKeyError",
     "SampleTimeoutError",
     "SkipSample",
     "SourceError",
@@ -207,6 +211,16 @@ class FilterExistsError(ConfigError, FileExistsError):
 
 class MissingPackageError(ConfigError, ImportError):
     """An optional package is not installed; the hint names the extra that brings it."""
+
+
+class SampleIndexError(ConfigError, IndexError):
+    """A dataset has no sample of this index."""
+
+
+class SampleKeyError(ConfigError, KeyError):
+    """A dataset has no sample of this key, or its view leaves it out."""
+
+    __str__ = ValueError.__str__  # that of KeyError would be in quotation marks
 
 
 class UnknownArgumentError(ConfigError, TypeError):

@@ -14,4 +14,5 @@ from .interface import (
     load_dataset as load_dataset,
     traverse_metadataset as traverse_metadataset,
 )
+from .map_style import MapStyleDataset as MapStyleDataset, open_dataset as open_dataset
 from .join_indices import prepare_metadataset as prepare_metadataset

@@ -28,6 +28,7 @@ from energon_stream.task.size_metric import SAMPLES
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    from energon_stream.config.mixture import Mixture
     from energon_stream.config.opening import PathOption
     from energon_stream.config.references import AnyLeafRef, Draws
     from energon_stream.config.sample_types import SampleType
@@ -305,12 +306,16 @@ def get_processing_dataset(
         >>> sum(1 for sample in get_processing_dataset("mix.yaml"))
         96
     """
-    request = DatasetRequest.of(path, split_part, options)
+    _, made = open_processed(DatasetRequest.of(path, split_part, options))
+    return made[0] if len(made) == 1 else ConcatDataset(*made)
+
+
+def open_processed(request: DatasetRequest) -> tuple[Mixture, list[SavableDataset[Any]]]:
+    """Return a mixture, and its samples in order: as one dataset, unless the encoder takes each alone."""
     mixture = open_mixture(request)
     each = _takes_each_dataset(request, "build_cook_crude_sample")
     datasets = mixture.val_datasets() if each else [mixture.val_dataset()]
-    made = [processed(request.encoder, dataset, request.config) for dataset in datasets]
-    return made[0] if len(made) == 1 else ConcatDataset(*made)
+    return mixture, [processed(request.encoder, dataset, request.config) for dataset in datasets]
 
 
 def get_processing_datasets(

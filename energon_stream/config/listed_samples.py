@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -87,7 +88,7 @@ def _bare(dataset: str) -> str:
     return dataset and dataset_name(dataset).rstrip("/")
 
 
-Wanted: TypeAlias = "defaultdict[str, set[str | None]]"
+Wanted: TypeAlias = defaultdict[str, set[str | None]]
 """Shards of samples by key; None for any shard."""
 
 
@@ -140,11 +141,11 @@ def bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
             continue
         rows: Iterable[tuple[int, int, int]] = ()
         if isinstance(member, WebDatasetIndex) and member.shard_ids is not None and member.plain is None:
-            wanted = defaultdict[str, set[str | None]](set)
+            wanted = Wanted(set)
             for sample in samples:
                 if sample.key is not None:
                     want(wanted, sample.key, sample.shard)
-            seen = defaultdict[str, set[str | None]](set)
+            seen = Wanted(set)
             with suppress(ObjectNotFoundError):
                 rows = list(look_up(member, wanted, seen))
                 used.update(each for each in samples if is_seen(each.key, each.shard, seen))
@@ -182,7 +183,7 @@ def bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
 
 def is_seen(key: str | None, shard: str | None, seen: Wanted) -> bool:
     """Return whether :func:`look_up` found a sample; ``seen`` is what it was given."""
-    wanted = defaultdict[str, set[str | None]](set)
+    wanted = Wanted(set)
     if key is not None:
         want(wanted, key, shard)
     return any(key in seen and not shards.isdisjoint(seen[key]) for key, shards in wanted.items())
@@ -212,6 +213,17 @@ def _other_key(index: WebDatasetIndex, shard: int, number: int, sample: BadSampl
 
 def _range_of(store: Store, path: str, first: int, length: int) -> memoryview:
     return memoryview(store.get_range(path, ByteRange(first, first + length)).data)
+
+
+def join_row(index: JoinIndex, shard: int, offset: int) -> int | None:
+    """Return the row of a join that has a sample of the primary, given its shard's number and first byte."""
+    store, rows, wanted = index.rows.spec.open(), range(index.num_samples), (shard, offset)
+
+    def place(row: int) -> tuple[int, int]:
+        return tuple(index.rows.read(store, row, row + 1)[0, :2].tolist())
+
+    found = bisect_left(rows, wanted, key=place)  # they are in the order of the primary
+    return found if found in rows and place(found) == wanted else None
 
 
 def _join_rows(index: JoinIndex, member: int, places: set[tuple[int, int]]) -> Iterator[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import xxhash
 
 from energon_stream.cache.kept_files import KeptFiles, kept_name
 from energon_stream.config.document_keys import ANY, Key, is_number, read_keys
-from energon_stream.config.listed_samples import BadFile, bad_numbers, is_seen, look_up, want
+from energon_stream.config.listed_samples import BadFile, Wanted, bad_numbers, is_seen, look_up, want
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.index.bad_samples import is_list
 from energon_stream.index.dataset import WebDatasetIndex
@@ -293,7 +292,7 @@ class _Selecting:
         keys, index = [key for key in self._keys.splitlines() if key], self._index
         if not keys or not isinstance(index, WebDatasetIndex):
             return self.bad
-        wanted, seen = defaultdict[str, set[str | None]](set), defaultdict[str, set[str | None]](set)
+        wanted, seen = Wanted(set), Wanted(set)
         for key in keys:
             want(wanted, key, None)
         found = {int(index.shard_starts[place]) + number for place, number, _ in look_up(index, wanted, seen)}

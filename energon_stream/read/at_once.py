@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from energon_stream.read.fetch import RangeFetch
 from energon_stream.read.located import Located
 from energon_stream.read.locating import load_entries
-from energon_stream.read.read_plan import LargeSample
+from energon_stream.read.read_plan import LargeSample, Reason, Request
 from energon_stream.read.request_planner import PlanLimits, Planner
 
 if TYPE_CHECKING:
@@ -26,6 +26,16 @@ def fetch_samples(
     openers = [locator.opening for locator in locators]
     for load in load_entries(openers, refs, fetcher, deadline=0):
         load.result()
+    if len(refs) == 1:  # it needs no plan, if it is one range
+        leaf, sample = int(refs.leaf[0]), int(refs.index[0])
+        objects, starts, stops = openers[leaf].locate(refs.index)
+        if objects.shape[1] == 1:
+            start, stop = int(starts[0, 0]), int(stops[0, 0])
+            columns = starts[0], stops[0], refs.index
+            whole = Request(0, leaf, int(objects[0, 0]), start, stop - start, *columns, 0, Reason.GAP)
+            answer = RangeFetch(whole, locators[leaf], keeps=True)
+            answer.send(fetcher)
+            return [answer.cut(sample, 0)]
     most = sys.maxsize // 4
     limits = PlanLimits(0, 1, most, most, most, options.max_request, options.max_gap, most)
     made = Planner(limits, generation=2).add(Located.of(openers, refs)).plan(is_all=True)
