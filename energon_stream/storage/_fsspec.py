@@ -35,7 +35,7 @@ _CREDENTIAL_ERRORS = (
     "TokenRetrievalError",
 )
 _BREAKS = ("ConnectionError", "HTTPClientError", "IncompleteReadError")  # Python's and botocore's
-_NETWORK_MODULES = ("aiohttp", "urllib3", "requests", "ssl", "http")
+_NETWORK_MODULES = ("aiohttp", "urllib3", "requests", "ssl", "http", "httpx", "httpx2")
 _BROKEN_BODIES = ("ClientPayloadError", "IncompleteRead", "IncompleteReadError", "ResponseStreamingError")
 
 # These file systems write what they read to disk and do not protect their files from other threads.
@@ -154,7 +154,7 @@ class FsspecStore(RemoteStore):
             raise self._refused(path, 404, message="it is a folder")
         if info.get("size") is None:
             raise self._bad_answer(path, "the answer has no Content-Length")
-        return _meta(info)
+        return self._meta(info)
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         folder = self._path(prefix)
@@ -164,7 +164,7 @@ class FsspecStore(RemoteStore):
             return
         for name, info in found.items():
             if name != folder:  # some file systems list a file as its own content
-                yield ListEntry(name[len(self._root) :].lstrip("/"), _meta(info))
+                yield ListEntry(name[len(self._root) :].lstrip("/"), self._meta(info))
 
     def put(self, path: str, data: bytes) -> None:
         target = self._path(path)
@@ -206,14 +206,20 @@ class FsspecStore(RemoteStore):
         with _disk_cache_lock.get() if self._one_at_a_time else nullcontext():
             return super()._call(path, function)
 
+    def _meta(self, info: Mapping[str, Any]) -> ObjectMeta:
+        etag = next((info[name] for name in _ETAG_NAMES if info.get(name)), None)
+        return ObjectMeta(
+            info["size"], etag, _time(next((info[n] for n in _TIME_NAMES if info.get(n)), None))
+        )
+
     def _name(self, error: Exception, path: str) -> StorageError:
         cause: BaseException | None = error
         while cause is not None:
             response = getattr(cause, "response", None)
             if isinstance(response, Mapping):  # botocore.exceptions.ClientError
                 return self._answered(response, path)
-            for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
-                number = getattr(cause, name, None)
+            for name in ("status", "status_code", "code"):  # aiohttp, azure and huggingface_hub, gcsfs
+                number = getattr(cause, name, getattr(response, name, None))
                 if isinstance(number, int) and 300 <= number < 600:
                     return self._refused(path, number, message=str(cause))
             names = {base.__name__ for base in type(cause).__mro__}
@@ -239,11 +245,6 @@ class FsspecStore(RemoteStore):
         region = about.get("HTTPHeaders", {}).get("x-amz-bucket-region") or answer.get("Region")
         code = "" if code.isdigit() else code
         return self._refused(path, int(about.get("HTTPStatusCode", 0)), code, message, region)
-
-
-def _meta(info: Mapping[str, Any]) -> ObjectMeta:
-    etag = next((info[name] for name in _ETAG_NAMES if info.get(name)), None)
-    return ObjectMeta(info["size"], etag, _time(next((info[n] for n in _TIME_NAMES if info.get(n)), None)))
 
 
 def _time(value: Any) -> datetime | None:

@@ -45,11 +45,13 @@ def _lazy(module: str, name: str) -> StoreFactory:
 _obstore = _lazy("_obstore", "ObstoreStore")
 _s3fs = _lazy("_s3fs", "S3fsStore")
 _fsspec = _lazy("_fsspec", "FsspecStore")
+_hf = _lazy("_hf", "HfStore")
 
 _OF_SCHEMES = ("gs", "gcs", "az", "abfs", "abfss", "http", "https")
 _TABLE: dict[str, Mapping[str, StoreFactory]] = {
     **{scheme: {"obstore": _obstore, "fsspec": _s3fs} for scheme in ("s3", "s3a")},
     **{scheme: {"obstore": _obstore, "fsspec": _fsspec} for scheme in _OF_SCHEMES},
+    "hf": {"fsspec": _hf},
 }
 """Stores by scheme and transport. ``auto`` takes the first that supports the URL and the options. Schemes
 that are not here belong to fsspec; local paths need no transport."""
