@@ -182,6 +182,8 @@ def _s3(bucket: str, left: dict[str, Any], url: str, provider: ProvidedCredentia
     config: dict[str, Any] = {"region": region or "us-east-1", "skip_signature": bool(anon)}
     client: dict[str, Any] = {}
     virtual = s3_config.pop("addressing_style", "auto") == "virtual"
+    if virtual and "xn--" in bucket.lower():
+        raise _unsupported(url, "has no virtual hosts with 'xn--' in their names")
     if not endpoint and any(name in os.environ for name in ENDPOINT_VARIABLES):  # obstore would use the blank
         endpoint = f"https://s3.{config['region']}.amazonaws.com"
     if endpoint:
@@ -245,7 +247,10 @@ def _azure(
         if "endpoint" not in config and "account_name" in config:
             protocol = given.get("DefaultEndpointsProtocol", "https")
             suffix = given.get("EndpointSuffix", "core.windows.net")
-            config["endpoint"] = f"{protocol}://{config['account_name']}.blob.{suffix}"
+            built = f"{protocol}://{config['account_name']}.blob.{suffix}"
+            config["endpoint"] = clean_setting("endpoint of the connection string", built)
+    for name in ("STORAGE_ACCOUNT_NAME", "STORAGE_ENDPOINT", "ENDPOINT", "STORAGE_TENANT_ID", "TENANT_ID"):
+        variable(f"AZURE_{name}")  # which obstore takes by itself
     return ClientConfig("azure", container, config, str(config.get("endpoint") or "Azure"), provider)
 
 

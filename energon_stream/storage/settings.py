@@ -35,7 +35,8 @@ _CLEANED = re.compile(
     r"key|secret|token|(region|account)_name|endpoint_url|aws_(access_key_id|secret_access_key|session_token)"
     r"|(account|sas)_(key|token)|(tenant|client)_id|client_secret"
 )
-_REGION = re.compile(r"[\w.-]+", re.ASCII)
+_OF_A_HOST = re.compile(r"region|account(?=_?name)|tenant(?=_id)", re.IGNORECASE)  # or of a path
+_PART_OF_A_HOST = re.compile(r"(?!.*xn--)[\w.-]+", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NO_URL = re.compile(r"[^!#-&(-;=?-\[\]_a-z~]")  # no white space, quotation marks, characters beyond ASCII
 
@@ -77,8 +78,8 @@ def clean_setting(name: str, value: object) -> str:
         problem = f"has the character {found[0]!r}, which URLs have not" if found else problem_of_url(text)
         text = re.sub("^[A-Za-z]+:", lambda scheme: scheme[0].lower(), text)
         hint = f"write {name} as https://host or http://host:port"
-    elif text and "region" in name.lower() and not _REGION.fullmatch(text):
-        problem = f"is {text!r}, which names no region"
+    elif text and (part := _OF_A_HOST.search(name)) and not _PART_OF_A_HOST.fullmatch(text):
+        problem = f"is {text!r}, which names no {part[0].lower()}"
     if problem:
         raise ConfigError(f"{name} {problem}", hint=hint)
     return text

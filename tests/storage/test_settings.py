@@ -2,7 +2,7 @@
 
 import pytest
 
-from energon_stream.errors import ConfigError, StorageError
+from energon_stream.errors import ConfigError, StorageError, UnsupportedStoreError
 from energon_stream.storage import RetryPolicy, StoreSpec
 
 TRANSPORTS = ("auto", "fsspec")
@@ -199,9 +199,37 @@ def test_names_in_other_scripts_are_asked_for():
         StoreSpec("http://ä.invalid/x", {}, "obstore").open(policy=RetryPolicy(attempts=1)).get("y")
 
 
-def test_a_panic_of_obstore_is_an_error_of_the_store(capfd):
-    """What nothing here looks at, such as the name of an account."""
-    options = {"connection_string": "AccountName=a{b;AccountKey=U0VDUkVU"}
+@pytest.mark.parametrize(
+    ("options", "variables", "named"),
+    [
+        ({"account_name": "a{b"}, {}, "account_name is 'a{b', which names no account"),
+        ({"connection_string": "AccountName=a b;AccountKey=YWJj"}, {}, "AccountName is 'a b'"),
+        ({}, {"AZURE_STORAGE_ACCOUNT_NAME": "xn--"}, "AZURE_STORAGE_ACCOUNT_NAME is 'xn--'"),
+        ({"account_name": "a", "tenant_id": "a{b"}, {}, "tenant_id is 'a{b', which names no tenant"),
+        ({"account_name": "a"}, {"AZURE_TENANT_ID": "a/b"}, "AZURE_TENANT_ID is 'a/b'"),
+        ({"account_name": "a"}, {"AZURE_STORAGE_ENDPOINT": "http://a{b"}, "AZURE_STORAGE_ENDPOINT has"),
+        ({"connection_string": "AccountName=a;EndpointSuffix=a{b"}, {}, "endpoint of the connection string"),
+    ],
+)
+def test_names_that_azure_makes_hosts_of_are_refused(options, variables, named, monkeypatch, capfd):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=named):
+        StoreSpec("az://box", options, "obstore").open(policy=RetryPolicy(attempts=1)).get("x")
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_virtual_hosts_of_other_scripts_are_left_to_fsspec(capfd):
+    options = {"config_kwargs": {"s3": {"addressing_style": "virtual"}}, "key": "k", "secret": "s"}
+    with pytest.raises(UnsupportedStoreError, match="virtual hosts with 'xn--'"):
+        StoreSpec("s3://xn--a", options, "obstore").open(policy=RetryPolicy(attempts=1)).get("x")
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_a_panic_of_obstore_is_an_error_of_the_store(capfd, monkeypatch):
+    """What nothing here looks at, such as the host of an authority."""
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", "https://a{b")
+    options = {"account_name": "a", "client_id": "c", "client_secret": "SECRET", "tenant_id": "t"}
     with pytest.raises(StorageError, match="obstore failed") as caught:
         StoreSpec("az://box", options, "obstore").open(policy=RetryPolicy(attempts=1)).get("x")
     assert "SECRET" not in f"{caught.value} {caught.value.__cause__}"
