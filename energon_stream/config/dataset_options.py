@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG, check_names, check_whole
 from energon_stream.cache import CacheConfig, CacheLayer
@@ -23,13 +23,10 @@ from energon_stream.pipeline.packing import BufferSize, check_buffer_size
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.samples import CrudeSample
 from energon_stream.schedule import OrderSpec
-from energon_stream.storage import StoreSpec
+from energon_stream.storage import StoreSpec, Transport
 from energon_stream.task import Cooker, DefaultTaskEncoder, TaskEncoder, check_encoder
 from energon_stream.urls import is_local
 from energon_stream.worker import WorkerConfig
-
-if TYPE_CHECKING:
-    from energon_stream.storage import Transport
 
 CacheOption = CacheConfig | str | os.PathLike[str] | bool | None
 SubsetOption = Mapping[str, Any] | Sequence[Any] | None

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from energon_stream.config.sample_types import SampleType
     from energon_stream.pipeline.packing import BufferSize
     from energon_stream.samples import Sample
-    from energon_stream.task import LoadedDataset, TaskEncoder
     from energon_stream.worker import WorkerConfig
 
     S = TypeVar("S", bound=Sample)

@@ -17,18 +17,16 @@ import numpy as np
 from energon_stream.errors import EnergonStreamError, ObjectNotFoundError
 from energon_stream.index.bad_samples import BadSample, dataset_name, read_bad_list
 from energon_stream.index.database import index_database
-from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.guarded_sqlite import indexed_name
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.printable import strip_credentials
-from energon_stream.storage import ByteRange, StoreSpec, shared_fetcher
+from energon_stream.storage import ByteRange, Store, StoreSpec, shared_fetcher
 from energon_stream.tar.format import split_name, walk_members
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
-    from energon_stream.index.dataset import DatasetIndex
-    from energon_stream.storage import Store
 
 _log = logging.getLogger(__name__)
 

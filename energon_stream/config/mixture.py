@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from energon_stream.config.leaves import open_leaf
 from energon_stream.config.opening import open_location
-from energon_stream.config.references import Draws
+from energon_stream.config.references import Draws, MixtureItem
 from energon_stream.errors import ConfigError
 from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.reader_dataset import ReaderDataset
@@ -18,7 +18,6 @@ from energon_stream.task.size_metric import SAMPLES
 
 if TYPE_CHECKING:
     from energon_stream.config.dataset_options import DatasetRequest, Shuffling
-    from energon_stream.config.references import MixtureItem
     from energon_stream.media import FileStore
     from energon_stream.pipeline.leaf import Leaf
     from energon_stream.pipeline.pack_keys import PackPlan

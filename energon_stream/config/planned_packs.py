@@ -14,11 +14,11 @@ import numpy as np
 from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError, CostsError
 from energon_stream.index.database import sample_key
-from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.pipeline.pack_keys import PackPlan
-from energon_stream.read.read_options import LOADING
+from energon_stream.read.read_options import LOADING, ReadOptions
 from energon_stream.schedule import PackSpec
-from energon_stream.schedule.pack_planning import pack_lengths, pack_loads
+from energon_stream.schedule.pack_planning import Load, pack_lengths, pack_loads
 from energon_stream.schedule.planned import SMALL, Overlong
 from energon_stream.schedule.several_costs import PackKind
 from energon_stream.tables.costs import check_values, costs_of
@@ -26,9 +26,6 @@ from energon_stream.tables.costs import check_values, costs_of
 if TYPE_CHECKING:
     from energon_stream.config.dataset_options import DatasetRequest
     from energon_stream.config.mixture import Mixture
-    from energon_stream.index.dataset import DatasetIndex
-    from energon_stream.read.read_options import ReadOptions
-    from energon_stream.schedule.pack_planning import Load
 
 _LOADED = 1024  # samples of a dataset, at most, whose packs tell one load function from another
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import unquote
 
 from energon_stream.errors import ConfigError, UntrustedUrlError
 from energon_stream.printable import strip_credentials
 from energon_stream.urls import is_local, is_url, plain_or_dataset
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ALLOW_URLS_VARIABLE = "ENERGON_STREAM_ALLOW_URLS"
 """Environment variable with prefixes of URLs, separated by spaces, that every metadataset may name."""

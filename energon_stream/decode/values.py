@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from energon_stream.decode.sample_decoder import FileStoreDecoder
+from energon_stream.decode.sample_decoder import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import DecodeError
-
-if TYPE_CHECKING:
-    from energon_stream.decode.sample_decoder import SampleDecoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.engine.tasks import Outcome, TaskEngine
@@ -19,7 +19,6 @@ from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.fork import pickled_error, signals_held
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
 _READY = "ready"

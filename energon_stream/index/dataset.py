@@ -38,7 +38,7 @@ from energon_stream.index.info_files import (
     parse_info,
     parse_split,
 )
-from energon_stream.index.sample_sizes import MOST_BYTES, decode_names, decode_sizes
+from energon_stream.index.sample_sizes import MOST_BYTES, Sizes, decode_names, decode_sizes
 from energon_stream.index.shard_marks import Marks, decode_marks, marks_bytes
 from energon_stream.index.shard_names import conversion_hint, names_tars, path_hint
 from energon_stream.index.sqlite_index import INDEX_SQLITE
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.index.kept_index import PlainTars
     from energon_stream.index.sample_names import Names
-    from energon_stream.index.sample_sizes import Sizes
     from energon_stream.limits import Limits
     from energon_stream.selection import Selection
 

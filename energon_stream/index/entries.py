@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.arrays import distinct
+from energon_stream.arrays import Int64Array, distinct
 
 if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
     from energon_stream.index.index_files import RowFile
     from energon_stream.storage import Store
 

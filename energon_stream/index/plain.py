@@ -36,11 +36,10 @@ from energon_stream.index.shard_names import (
     path_hint,
 )
 from energon_stream.printable import strip_credentials
-from energon_stream.storage import ListEntry, ObjectMeta, StoreSpec
+from energon_stream.storage import ListEntry, ObjectMeta, Store, StoreSpec
 
 if TYPE_CHECKING:
     from energon_stream.limits import Limits
-    from energon_stream.storage import Store
 
 _log = logging.getLogger(__name__)
 

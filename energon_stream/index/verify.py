@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_stream.errors import ChecksumError, NotPreparedError
 from energon_stream.index.checksums import CHECKSUMS, checksum_error, digest, find_checksums
-from energon_stream.index.entries import EntryPages, OffsetCache
+from energon_stream.index.entries import EntryPages, Load, OffsetCache
 from energon_stream.index.sample_names import hash_names, other_names
 from energon_stream.logs import log_once
 from energon_stream.rng import derive_key, uniform
@@ -18,7 +18,6 @@ from energon_stream.rng import derive_key, uniform
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.index.dataset import WebDatasetIndex
-    from energon_stream.index.entries import Load
     from energon_stream.storage import Store
 
 _log = logging.getLogger(__name__)

@@ -31,17 +31,15 @@ from energon_stream.lineage.run_description import (
 from energon_stream.lineage.tracker import is_in_order, operators, reader_state
 from energon_stream.pipeline import BatchDataset
 from energon_stream.pipeline.reader_dataset import find_readers
-from energon_stream.schedule import BlendPlan, damaged, describe_plan, is_count, reading
+from energon_stream.schedule import BlendPlan, WeightChange, damaged, describe_plan, is_count, reading
 from energon_stream.state.mixture_weights import write_changes
-from energon_stream.storage import StoreSpec
+from energon_stream.storage import Store, StoreSpec
 from energon_stream.storage.claims import Claim
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
     from energon_stream.pipeline.stream_runner import Rotation, Step
-    from energon_stream.schedule import WeightChange
-    from energon_stream.storage import Store
 
 _log = logging.getLogger(__name__)
 

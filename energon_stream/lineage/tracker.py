@@ -16,15 +16,13 @@ from energon_stream.pipeline import (
 )
 from energon_stream.pipeline.failure_notes import sources_in
 from energon_stream.pipeline.filters import PassThrough
-from energon_stream.pipeline.node import Context
+from energon_stream.pipeline.node import Context, RestoreKey, State
 from energon_stream.pipeline.reader_dataset import ReaderDataset
-from energon_stream.schedule import BlendPlan, Cursor, CursorCodec, Refs, Schedule
+from energon_stream.schedule import BlendPlan, Cursor, CursorCodec, Refs, Schedule, WeightChange
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.node import RestoreKey, State
     from energon_stream.pipeline.stream_runner import Note
-    from energon_stream.schedule import WeightChange
 
 _IN_ORDER = (
     BatchDataset,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from energon_stream.pipeline.stream_runner import Rotation, StreamRunner
+from energon_stream.pipeline.stream_runner import Rotation, Step, StreamRunner
 
 if TYPE_CHECKING:
     from energon_stream.loader.loader_options import LoaderOptions
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
-    from energon_stream.pipeline.stream_runner import Step
     from energon_stream.schedule import WeightChange
 
 

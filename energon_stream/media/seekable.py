@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import io
 from abc import abstractmethod
-from typing import TYPE_CHECKING
 
-from energon_stream.storage import ByteRange
-
-if TYPE_CHECKING:
-    from energon_stream.storage import Store
+from energon_stream.storage import ByteRange, Store
 
 
 class SeekableFile(io.RawIOBase):

@@ -10,7 +10,7 @@ import numpy as np
 
 from energon_stream.drawing import SHOWN, Drawing
 from energon_stream.index.bad_samples import BadSample, dataset_name
-from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.media import AuxStores
@@ -19,7 +19,6 @@ from energon_stream.schedule import BlendPlan, LeafPlan, Plan, RepeatPlan
 from energon_stream.urls import shown_url
 
 if TYPE_CHECKING:
-    from energon_stream.index.dataset import DatasetIndex
     from energon_stream.pipeline.node import RestoreKey
     from energon_stream.read.locator import RawSample
     from energon_stream.read.part_ranges import PartSelection

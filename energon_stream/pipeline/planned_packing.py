@@ -16,13 +16,12 @@ from energon_stream.pipeline.node import Context, End, Item, State, read_state
 from energon_stream.pipeline.pack_keys import piece_of
 from energon_stream.pipeline.packing import PackMaker, PackNode
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
-from energon_stream.schedule import PackedSchedule
+from energon_stream.schedule import PackedSchedule, PackPiece
 from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from energon_stream.schedule import PackPiece
     from energon_stream.worker import WorkerConfig
 
 

@@ -24,7 +24,7 @@ from energon_stream.index.shard_starts import with_starts
 from energon_stream.pipeline.blend_shares import tell_shares
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, FailureGuard
-from energon_stream.pipeline.leaf import draw_plan, key_of, place_of
+from energon_stream.pipeline.leaf import Leaf, draw_plan, key_of, place_of
 from energon_stream.pipeline.node import (
     END,
     Context,
@@ -57,6 +57,7 @@ from energon_stream.schedule import (
     Plan,
     Refs,
     Schedule,
+    WeightChange,
     build_schedule,
     check_cursor,
     describe_plan,
@@ -73,9 +74,7 @@ from energon_stream.storage import Fetcher, shared_fetcher
 if TYPE_CHECKING:
     from energon_stream.index.bad_samples import BadSample
     from energon_stream.pipeline.failure_notes import Named
-    from energon_stream.pipeline.leaf import Leaf
     from energon_stream.read.locator import Locator, RawSample
-    from energon_stream.schedule import WeightChange
     from energon_stream.worker import WorkerConfig
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.errors import ConfigError, IndexMismatchError
 from energon_stream.imports import LazyModule
 from energon_stream.index.checksums import digest
-from energon_stream.index.guarded_sqlite import connect_local, damaged_index
+from energon_stream.index.guarded_sqlite import IndexConnection, connect_local, damaged_index
 from energon_stream.index.info_files import INFO_JSON, parse_info
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.index.yaml_io import read_document
@@ -39,7 +39,6 @@ from energon_stream.urls import is_local
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from energon_stream.index.guarded_sqlite import IndexConnection
 
 pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
 pc: ModuleType | Any = LazyModule("pyarrow.compute", "parquet")

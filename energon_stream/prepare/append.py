@@ -24,12 +24,12 @@ from energon_stream.index.guarded_sqlite import connect_local, indexed_name
 from energon_stream.index.index_files import index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info, parse_split
 from energon_stream.index.sample_sizes import MOST_BYTES
-from energon_stream.index.shard_marks import decode_marks, shard_mark
+from energon_stream.index.shard_marks import Marks, decode_marks, shard_mark
 from energon_stream.index.shard_starts import PARTS, SAMPLES, indexed_scan, mark_now
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.publish import Publishing
-from energon_stream.prepare.shard_records import ShardRecord, encode_record
+from energon_stream.prepare.shard_records import ShardRecord, ShardRecords, encode_record
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.scan import ShardScan, scan_shard
 
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     import sqlite3
 
     from energon_stream.arrays import UInt64Array
-    from energon_stream.index.shard_marks import Marks
-    from energon_stream.prepare.shard_records import ShardRecords
     from energon_stream.storage import ListEntry, Store
 
 _MEDIA_COLUMNS = {

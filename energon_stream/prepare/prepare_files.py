@@ -6,20 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError
-from energon_stream.index.file_format import FilePlace, find_format
+from energon_stream.index.file_format import FilePlace, OpenedFile, find_format
 from energon_stream.index.files_index import FILES_JSON, check_alike, encode_files, open_file
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, encode_info, encode_split
 from energon_stream.index.plain import match_paths
 from energon_stream.index.shard_names import check_tar_names, names_tars
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.limits import Limits
-from energon_stream.storage import StoreSpec
+from energon_stream.storage import ListEntry, StoreSpec
 from energon_stream.storage.in_order import ordered_map
 
 if TYPE_CHECKING:
-    from energon_stream.index.file_format import OpenedFile
     from energon_stream.prepare.publish import MetadataOptions
-    from energon_stream.storage import ListEntry
 
 
 def find_files(listed: Sequence[ListEntry]) -> list[str]:

@@ -11,14 +11,13 @@ import numpy as np
 
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.entries import EntryPages, Load, OffsetCache
-from energon_stream.read.locator import Locator
+from energon_stream.read.locator import Cut, Locator, RawSample
 from energon_stream.read.tar_locator import TarLocator
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
     from energon_stream.index.join_index import JoinIndex
     from energon_stream.index.objects import ShardObject
-    from energon_stream.read.locator import Cut, RawSample
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.read.read_plan import Request
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.arrays import distinct
+from energon_stream.arrays import Int64Array, distinct
 
 if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
     from energon_stream.read.locator import Locator
     from energon_stream.schedule import Refs
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from energon_stream.arrays import distinct
 from energon_stream.read.located import Located
-from energon_stream.storage import abandon
+from energon_stream.storage import Fetcher, abandon
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from energon_stream.read.read_plan import ReadPlan
     from energon_stream.read.request_planner import Planner
     from energon_stream.schedule import Cursor, Refs, Schedule
-    from energon_stream.storage import Fetcher
 
 
 def load_entries(

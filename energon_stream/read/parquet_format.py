@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from energon_stream.arrays import distinct
+from energon_stream.arrays import Int64Array, distinct
 from energon_stream.errors import ConfigError, LimitError, MetadataError
 from energon_stream.imports import LazyModule
 from energon_stream.index.dataset import digest_hex
@@ -29,20 +29,18 @@ from energon_stream.index.objects import ShardObject, VersionGuard
 from energon_stream.read.locator import Cut, Locator, RawSample
 from energon_stream.read.parquet_footer import CHANGED, parse_footer, read_footer
 from energon_stream.samples import METADATA_FIELDS
-from energon_stream.storage import Body, ByteRange, shared_fetcher
+from energon_stream.storage import Body, ByteRange, Fetcher, Store, shared_fetcher
 from energon_stream.tables.reading import table_errors
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from energon_stream.arrays import Int64Array
     from energon_stream.decode import FileStoreDecoder
     from energon_stream.index.files_index import FilesIndex
     from energon_stream.limits import Limits
     from energon_stream.read.part_ranges import PartSelection
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.read.read_plan import Request
-    from energon_stream.storage import Fetcher, Store
 
 pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
 pq: ModuleType | Any = LazyModule("pyarrow.parquet", "parquet")

@@ -20,29 +20,26 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from energon_stream.errors import EnergonStreamError, IndexMismatchError
+from energon_stream.errors import ChecksumError, EnergonStreamError, IndexMismatchError
 from energon_stream.index.database import IndexDatabase, index_database
 from energon_stream.index.entries import EntryPages, Load
 from energon_stream.index.part_places import read_part_places
-from energon_stream.read.locator import Locator
+from energon_stream.read.locator import Cut, Locator, RawSample
 from energon_stream.read.part_ranges import (
     PartRanges,
     PartSelection,
     doubtful_samples,
     find_part_ranges,
 )
-from energon_stream.storage import ByteRange
+from energon_stream.storage import ByteRange, Store
 from energon_stream.tar.format import TAR_RECORD, split_name, walk_members
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Int64Array
-    from energon_stream.errors import ChecksumError
     from energon_stream.index.objects import ShardObject
-    from energon_stream.read.locator import Cut, RawSample
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.read.read_plan import Request
     from energon_stream.read.tar_locator import TarLocator
-    from energon_stream.storage import Store
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

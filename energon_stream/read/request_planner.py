@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from energon_stream.arrays import distinct
+from energon_stream.arrays import Int64Array, distinct
 from energon_stream.read.generation import cut_generation, has_range_near
 from energon_stream.read.kept_ranges import KeptRanges
 from energon_stream.read.located import Located
@@ -28,7 +28,6 @@ from energon_stream.read.read_plan import LargeSample, PlannedSamples, ReadPlan,
 from energon_stream.storage.coalesce import FetchPlan, plan_fetches
 
 if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
     from energon_stream.read.locator import Locator
     from energon_stream.read.read_options import ReadOptions
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf_order import LeafSchedule
-from energon_stream.schedule.planned import PackedSchedule
+from energon_stream.schedule.planned import PackCursor, PackedSchedule
 from energon_stream.schedule.saved import damaged
 
 if TYPE_CHECKING:
-    from energon_stream.schedule.planned import PackCursor
     from energon_stream.schedule.schedule import (
         BlendCursor,
         ConcatCursor,

@@ -6,20 +6,16 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
-from energon_stream.arrays import distinct
+from energon_stream.arrays import Float64Array, Int64Array, distinct
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.rng import derive_key, uniform
 from energon_stream.schedule.cost_draws import CostDraws
 from energon_stream.schedule.schedule import BlendCursor, ConcatCursor, Cursor, Refs, RepeatCursor, Schedule
-from energon_stream.schedule.weights import EvenDraws, WeightChange, check_weights
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Float64Array, Int64Array
-    from energon_stream.schedule.weights import EvenState
+from energon_stream.schedule.weights import EvenDraws, EvenState, WeightChange, check_weights
 
 _Chunk: TypeAlias = "tuple[Schedule, Cursor, int]"
 """Some references of one schedule: the schedule, where they begin, and how many they are."""

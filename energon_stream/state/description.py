@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_stream.pipeline.reader_dataset import find_readers, is_reader_config
+from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers, is_reader_config
 from energon_stream.schedule import damaged, is_count, pack_columns, reading, shown, unpack_columns
 from energon_stream.schedule.planned import PACKING
 from energon_stream.state.identity import (
@@ -45,7 +45,6 @@ from energon_stream.state.identity import (
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.reader_dataset import ReaderDataset
 
 _MOST_LEAVES = 1 << 18  # datasets of a mixture that a state may name: they are unpacked in some megabytes
 _MOST_MARKED = 64

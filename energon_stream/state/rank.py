@@ -15,7 +15,7 @@ import msgpack
 
 from energon_stream.errors import StateError, StateMismatchError, StateVersionError
 from energon_stream.printable import counted
-from energon_stream.schedule import damaged, is_count, reading, shown
+from energon_stream.schedule import WeightChange, damaged, is_count, reading, shown
 from energon_stream.state.digest import not_plain, with_digest
 from energon_stream.state.identity import IDENTITIES, unchecked_names
 from energon_stream.state.mixture_weights import STEPS, WEIGHTS, read_changes, read_steps, write_changes
@@ -24,7 +24,6 @@ from energon_stream.state.versions import DEALT_VERSION, FORMAT, VERSION, migrat
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.stream_runner import Rotation
-    from energon_stream.schedule import WeightChange
     from energon_stream.state.description import Description
     from energon_stream.worker import WorkerConfig
 

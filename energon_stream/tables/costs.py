@@ -14,21 +14,17 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_stream.errors import CostsError, MissingCostsError, ObjectNotFoundError
 from energon_stream.index.checksums import digest
-from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.info_files import META_FOLDER, load_document, read_info
 from energon_stream.index.plain import find_shards
-from energon_stream.storage import Store, StoreSpec
-
-if TYPE_CHECKING:
-    from energon_stream.index.dataset import DatasetIndex
-    from energon_stream.storage import ListEntry
+from energon_stream.storage import ListEntry, Store, StoreSpec
 
 Costs = npt.NDArray[Any]
 

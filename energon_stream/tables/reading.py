@@ -30,7 +30,7 @@ from energon_stream.index.info_files import INFO_JSON, META_FOLDER, parse_info
 from energon_stream.index.yaml_io import read_document
 from energon_stream.limits import Limits
 from energon_stream.media.seekable import StoreFile
-from energon_stream.storage import ListEntry
+from energon_stream.storage import ListEntry, Store, StoreSpec
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.urls import is_local, local_path
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from energon_stream.arrays import Float64Array
     from energon_stream.selection import Bits
-    from energon_stream.storage import Store, StoreSpec
     from energon_stream.tables.expressions import Expression
 
 pa: ModuleType | Any = LazyModule("pyarrow", "parquet")

@@ -21,7 +21,7 @@ from energon_stream.pipeline import (
     SavableDataset,
     ShuffleBufferDataset,
 )
-from energon_stream.pipeline.packing import check_buffer_size
+from energon_stream.pipeline.packing import BufferSize, check_buffer_size
 from energon_stream.pipeline.planned_packing import PlannedPackingDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.samples import CrudeSample, OnDemandSample
@@ -40,7 +40,6 @@ from energon_stream.task.size_metric import SAMPLES, blend_by
 from energon_stream.task.stateless import get_stateless
 
 if TYPE_CHECKING:
-    from energon_stream.pipeline.packing import BufferSize
     from energon_stream.worker import WorkerConfig
 
 

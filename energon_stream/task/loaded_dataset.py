@@ -9,11 +9,10 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline import RepeatDataset
+from energon_stream.pipeline import RepeatDataset, SavableDataset
 
 if TYPE_CHECKING:
     from energon_stream.media import FileStore
-    from energon_stream.pipeline import SavableDataset
     from energon_stream.pipeline.packing import BufferSize
 
 

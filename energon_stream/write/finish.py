@@ -6,20 +6,17 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, read_info
 from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.publish import MetadataOptions, NewFiles, publish
 from energon_stream.prepare.shard_records import ShardRecords
-from energon_stream.storage import StoreSpec
+from energon_stream.storage import Store, StoreSpec
 from energon_stream.temporary_folders import temporary_folder
 from energon_stream.write.dealing import Dealer, parse_dealing
 from energon_stream.write.journal import WRITING, PartArguments, load_part, load_shards, part_files
-
-if TYPE_CHECKING:
-    from energon_stream.storage import Store
 
 CRUDE: Mapping[str, Any] = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
 """Content of ``dataset.yaml`` for samples that are used as they are."""

@@ -20,7 +20,7 @@ from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.quantities import parse_size
-from energon_stream.storage import StoreSpec
+from energon_stream.storage import Store, StoreSpec
 from energon_stream.storage.claims import Claim
 from energon_stream.storage.local import named_errors
 from energon_stream.temporary_folders import temporary_folder
@@ -41,7 +41,6 @@ from energon_stream.write.typed_samples import TypedSamples
 if TYPE_CHECKING:
     from energon_stream.config.sample_types import SampleType
     from energon_stream.samples import Sample
-    from energon_stream.storage import Store
 
 _TEMPORARY = ".energon-tmp"
 _APART = 1_000_003  # between the numbers of the first samples of writers side by side, for other draws

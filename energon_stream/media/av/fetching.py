@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from energon_stream.errors import EnergonStreamError
 from energon_stream.fork import PerProcess
-from energon_stream.media.file_ranges import request_ranges, shared_allowance
+from energon_stream.media.file_ranges import FileRanges, request_ranges, shared_allowance
 from energon_stream.media.ranged_file import FilePlace, RangedFile
 from energon_stream.storage import Fetcher
 
 if TYPE_CHECKING:
     from energon_stream.media.av.decoder import AVDecoder, Clips
-    from energon_stream.media.file_ranges import FileRanges
 
 _OPENED_AT_A_TIME = 16
 _openers: PerProcess[Fetcher] = PerProcess(lambda: Fetcher(_OPENED_AT_A_TIME))

@@ -10,7 +10,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.printable import printable, printable_line
 from energon_stream.storage import ByteRange
 from energon_stream.tools.browse.memory_budget import ANSWERS
-from energon_stream.tools.browse.shown_parts import Kind
+from energon_stream.tools.browse.shown_parts import Kind, ShownPart, ShownSample
 from energon_stream.tools.browse.small_pictures import bytes_to_draw, draw, draw_first_frame
 from energon_stream.tools.browse.texts import MOST_TEXT, PREVIEW_CHARACTERS, Filter, shown_text
 from energon_stream.tools.browse.training import Run, StepFinder, number
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from energon_stream.limits import Limits
     from energon_stream.tools.browse.catalog import Catalog
     from energon_stream.tools.browse.sample_source import Match
-    from energon_stream.tools.browse.shown_parts import ShownPart, ShownSample
 
 PAGE = 50
 _MOST_SAMPLES = 200

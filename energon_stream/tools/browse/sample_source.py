@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.arrays import distinct
+from energon_stream.arrays import Int64Array, distinct
 from energon_stream.errors import (
     CorruptTarError,
     DatasetError,
@@ -18,8 +18,8 @@ from energon_stream.errors import (
     NotPreparedError,
     ObjectNotFoundError,
 )
-from energon_stream.index.database import index_database
-from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.database import IndexDatabase, index_database
+from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.entries import OffsetCache
 from energon_stream.index.objects import as_errors_of_shards
 from energon_stream.read.at_once import fetch_samples
@@ -28,16 +28,12 @@ from energon_stream.read.open_locator import open_locator
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.schedule import Refs
 from energon_stream.storage import ByteRange, StoreSpec, shared_fetcher
-from energon_stream.tar.format import walk_sample
+from energon_stream.tar.format import Member, walk_sample
 from energon_stream.tools.browse.memory_budget import check_client
 from energon_stream.tools.browse.shown_parts import Place, ShownPart, ShownSample, texts_span, with_bytes
 
 if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.index.database import IndexDatabase
-    from energon_stream.index.dataset import DatasetIndex
     from energon_stream.read.locator import Locator, RawSample
-    from energon_stream.tar.format import Member
 
 _SMALL = 1 << 20
 """Bytes of a sample that is read whole, with its neighbours. Of a larger one, texts are read, and other parts

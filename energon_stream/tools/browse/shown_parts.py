@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from energon_stream.decode.images import IMAGE_EXTENSIONS
-from energon_stream.index.objects import as_errors_of_shards
+from energon_stream.index.objects import ShardObject, as_errors_of_shards
 from energon_stream.storage import ByteRange
-
-if TYPE_CHECKING:
-    from energon_stream.index.objects import ShardObject
 
 _FIRST_PIECE = 256 << 10
 _LARGEST_PIECE = 4 << 20

@@ -15,19 +15,17 @@ from energon_stream.cache import CacheConfig
 from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.opening import open_all
 from energon_stream.errors import ConfigError, DatasetError, EnergonStreamError, NotPreparedError
-from energon_stream.index.dataset import DatasetMetadata, WebDatasetIndex, dataset_kind
+from energon_stream.index.dataset import DatasetIndex, DatasetMetadata, WebDatasetIndex, dataset_kind
 from energon_stream.index.file_format import find_format
 from energon_stream.index.files_index import open_file
 from energon_stream.index.plain import read_metadata_or_tars
 from energon_stream.printable import counted, strip_credentials
-from energon_stream.storage import ListEntry, StoreSpec, default_counters
+from energon_stream.storage import ListEntry, Store, StoreSpec, default_counters
 from energon_stream.tools.doctor.findings import Finding, check_machine, check_server, find_server
 from energon_stream.tools.doctor.speed import SpeedOf, best_of, latency_of, sweep
 
 if TYPE_CHECKING:
     from energon_stream.config.references import LeafRef
-    from energon_stream.index.dataset import DatasetIndex
-    from energon_stream.storage import Store
 
 _SHARDS = 8
 """Shards that the speed is measured with."""

@@ -10,16 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from energon_stream.cache import BlockCache
+from energon_stream.cache import BlockCache, CacheConfig
 from energon_stream.errors import EnergonStreamError
 from energon_stream.printable import as_sentence
 from energon_stream.storage import server_of
-
-if TYPE_CHECKING:
-    from energon_stream.cache import CacheConfig
 
 _SECONDS = 5.0
 _SKEW_REFUSED, _SKEW_ODD = 300.0, 30.0

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from energon_stream.storage import ByteRange, Fetcher
+from energon_stream.storage import Body, ByteRange, Fetcher, ListEntry, Store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from energon_stream.storage import Body, ListEntry, Store
 
 IN_FLIGHT = (1, 4, 16, 64)
 REQUEST_BYTES = 1 << 20

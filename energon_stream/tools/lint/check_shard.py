@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,6 @@ from energon_stream.tools.lint.report import Problem, ShardReport
 from energon_stream.tools.shard_copies import local_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from energon_stream.arrays import Int64Array
     from energon_stream.config.sample_factory import SampleFactory
     from energon_stream.decode import FileStoreDecoder

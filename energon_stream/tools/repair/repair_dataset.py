@@ -27,7 +27,7 @@ from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecords
 from energon_stream.printable import counted, strip_credentials
 from energon_stream.quantities import parse_size
-from energon_stream.storage import StoreSpec
+from energon_stream.storage import Store, StoreSpec
 from energon_stream.tools.curation.derive import copy_code
 from energon_stream.tools.repair.repair_plan import RepairPlan, TarReport
 from energon_stream.tools.repair.sound_samples import KINDS, RepairRules
@@ -42,7 +42,6 @@ from energon_stream.write.tar_shard import MAX_SIZE
 
 if TYPE_CHECKING:
     from energon_stream.engine.tasks import TaskEngine
-    from energon_stream.storage import Store
     from energon_stream.tools.repair import DottedKeys, Duplicates
 
 REPORT = f"{META_FOLDER}/repair.json"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import IO, TYPE_CHECKING, ClassVar, NamedTuple
+from typing import IO, ClassVar, NamedTuple
 
 import xxhash
 
@@ -17,7 +17,7 @@ from energon_stream.index.plain import find_tars
 from energon_stream.index.shard_names import names_tars
 from energon_stream.limits import Limits
 from energon_stream.prepare.shard_records import ShardRecords
-from energon_stream.storage import ListEntry, StoreSpec
+from energon_stream.storage import ListEntry, Store, StoreSpec
 from energon_stream.tar.scan import scan_shard
 from energon_stream.tools.repair.odd_tar import payload, read_members, unpacked
 from energon_stream.tools.repair.sound_samples import (
@@ -30,9 +30,6 @@ from energon_stream.tools.repair.sound_samples import (
 from energon_stream.tools.shard_copies import local_copy
 from energon_stream.urls import is_local, local_path, parent_url
 from energon_stream.write.sources.source import KEY, Row, Section, Source, unchanged
-
-if TYPE_CHECKING:
-    from energon_stream.storage import Store
 
 _PEEKED, _PEEKED_SAMPLES = 4, 200  # tars, and samples of each, that decide whether keys have dots
 _FRAMES = {"tif": "TIFF", "tiff": "TIFF", "gif": "PNG", "webp": "PNG", "png": "PNG", "apng": "PNG"}

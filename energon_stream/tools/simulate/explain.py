@@ -15,7 +15,7 @@ from energon_stream.read.locating import Locating, iterate_plans
 from energon_stream.read.read_options import LOADING
 from energon_stream.read.read_plan import LargeSample, ReadPlan, Reason, Request
 from energon_stream.read.request_planner import Planner, plan_limits
-from energon_stream.schedule import PackedSchedule, skip
+from energon_stream.schedule import PackedSchedule, Refs, skip
 from energon_stream.storage import shared_fetcher
 from energon_stream.worker import WorkerConfig
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from energon_stream.config.dataset_options import CacheOption
     from energon_stream.pipeline.reader_dataset import ReaderDataset
     from energon_stream.read.locator import Locator
-    from energon_stream.schedule import Refs
 
 _MOST_BEFORE = 10**8
 """Samples of a stream before a step: in a blend, drawing them takes half a minute."""

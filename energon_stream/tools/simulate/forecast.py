@@ -17,7 +17,7 @@ from energon_stream.logs import renamed
 from energon_stream.prewarming.amount import stream_steps
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.printable import counted, printable_line, strip_credentials
-from energon_stream.schedule import PackedSchedule
+from energon_stream.schedule import JobPacks, PackedSchedule, Schedule
 from energon_stream.tools.plots import INK, STRONG, save_plot
 from energon_stream.tools.simulate.explain import explain_dataset
 from energon_stream.worker import WorkerConfig
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Float64Array, Int64Array
     from energon_stream.config.dataset_options import CacheOption
     from energon_stream.pipeline.reader_dataset import ReaderDataset
-    from energon_stream.schedule import JobPacks, Schedule
     from energon_stream.schedule.planned import StreamPacks
 
 _BINS = 200

@@ -14,7 +14,7 @@ from energon_stream.errors import ThrottledError
 from energon_stream.read.locator import Cut, Locator, RawSample
 from energon_stream.storage import Body, ByteRange, Fetcher, LocalStore, RetryPolicy, Store
 from energon_stream.storage.attempts import AnswerUnwanted
-from energon_stream.storage.fetcher import HEDGED_SHARE
+from energon_stream.storage.fetcher import HEDGED_SHARE, StoreT
 from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler, RequestTask
 from energon_stream.storage.retry import RequestFailures
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from energon_stream.index.objects import ShardObject
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.read.read_plan import Request
-    from energon_stream.storage.fetcher import StoreT
     from energon_stream.tools.simulate.clock import Line
     from energon_stream.tools.simulate.model import Costs, StoreModel
 
