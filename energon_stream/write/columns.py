@@ -115,7 +115,7 @@ class ColumnMap:
             raise MissingFileError(
                 f"{where}: the file of the column {part.columns[0]!r:.80} does not exist",
                 where=error.where,
-                hint="paths are relative to the table, or to --files-root, files_root=",
+                hint="paths are relative to the table, or to files_root=",
             ) from error
         except StorageError as error:
             error.add_note(f"{where}, column {part.columns[0]!r:.80}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from energon_stream.errors import EmptyDatasetError
+from energon_stream.errors import EmptyDatasetError, SourceError
 from energon_stream.storage import StoreSpec
 from energon_stream.write.columns import ColumnMap, parse_columns
 from energon_stream.write.guess import guess_columns
@@ -110,6 +110,13 @@ def plan_conversion(
         rows = [row for _, _, row in first]
         hints, has_paths = source.hints(), source.has_paths
         mapped = guess_columns(rows, hints=hints, has_paths=has_paths, files=files, key=key)
+        names_files = any(part.how == "file" for part in mapped.parts or ())
+        if not names_files and (found := source.unnamed_file()):
+            raise SourceError(
+                f"the table names no file, and the folder has some, such as {found!r:.200}",
+                where=source.spec.url,
+                hint="add a column with their paths to the table; to convert it alone, name the table's file",
+            )
     needed = mapped.needed
     names = dict.fromkeys(name for _, _, row in first for name in row)
     left_out = tuple(name for name in names if needed is not None and name not in needed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import random
+import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from energon_stream.tar.format import is_windows_file, split_name
 from energon_stream.write.sources import source
 from energon_stream.write.sources.source import KEY, Row, Section, Source
 from energon_stream.write.tar_shard import check_utf8
+from energon_stream.write.values import MEDIA, extension
 
 if TYPE_CHECKING:
     from energon_stream.storage import ListEntry, Store
@@ -29,6 +31,9 @@ _log = logging.getLogger(__name__)
 _BYTES = 64 << 20
 _READERS = 16
 CLASS_NAME = "class.txt"
+_ABOUT = re.compile(
+    r"(read.?me|licen[cs]e|notice)(\.(md|txt|rst|html))?", re.IGNORECASE
+)  # files about the others
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
 
 
@@ -45,13 +50,17 @@ class _FileGroup(NamedTuple):
     number: int | None  # of the class
     class_name: str = ""
 
+    @property
+    def has_media(self) -> bool:
+        return any(extension(file.path) in MEDIA for file in self.files)
+
 
 @dataclass(frozen=True)
 class FolderSource(Source):
     """All files below a folder, sorted by key.
 
     ``classes`` says whether the folders are the samples' classes. None: if each sample is one file, and all
-    are in two or more folders beside each other.
+    are in two or more folders beside each other. Files that belong to no picture or sound are refused then.
     """
 
     kind: ClassVar[str] = "folder"
@@ -64,18 +73,35 @@ class FolderSource(Source):
             raise SourceError(
                 "the folder has no files with an extension", where=self.spec.url, hint="check the path"
             )
-        tops = sorted({sample.key.partition("/")[0] for sample in samples if "/" in sample.key})
-        if self.classes is None and len(tops) > 1 and _SPLITS.issuperset(tops):
-            raise SourceError(
-                f"the folders {', '.join(tops)} would be mixed, which look like split parts",
-                where=self.spec.url,
-                hint="convert each to a dataset of its own; with --no-classes, all are one",
-            )
-        if self.classes or (self.classes is None and _are_classes(samples)):
+        is_open = self.classes is None
+        if is_open:
+            self._refuse_mixtures(samples)
+        if self.classes or (is_open and _are_classes(samples)):
             samples = _with_classes(samples)
         if self.shuffle:
             random.Random(len(samples)).shuffle(samples)
         return list(_runs(samples))
+
+    def _refuse_mixtures(self, samples: list[_FileGroup]) -> None:
+        tops = {sample.key.partition("/")[0] for sample in samples if "/" in sample.key}
+        beside = {posixpath.basename(folder) for folder in _siblings(samples)}
+        for names in (tops, beside):
+            if len(names) > 1 and _SPLITS.issuperset(names):
+                raise SourceError(
+                    f"the folders {', '.join(sorted(names))} would be mixed, which look like split parts",
+                    where=self.spec.url,
+                    hint="convert each to a dataset of its own; with --no-classes, all are one",
+                )
+        beside_media = {file.part for sample in samples if sample.has_media for file in sample.files}
+        alone = [s for s in samples if beside_media and beside_media.isdisjoint(f.part for f in s.files)]
+        if alone:
+            raise SourceError(
+                f"{counted(len(alone), 'sample')} would have no picture or recording, such as that of "
+                f"{alone[0].files[0].path!r:.200}",
+                where=self.spec.url,
+                hint="files of a sample have one name in one folder: convert annotations of many files as a CSV or "
+                "JSONL table with a column of their paths; with --no-classes, such files are samples of their own",
+            )
 
     def parts(self, sections: Iterable[Section]) -> set[str]:
         return {file.part for section in sections for sample in section.place for file in sample.files}
@@ -91,15 +117,16 @@ def _samples(entries: Iterator[ListEntry]) -> Iterator[_FileGroup]:
     files, without = [], []
     for entry in entries:
         check_utf8("name of the file", entry.path)
-        found = split_name(entry.path)
-        if is_windows_file(entry.path) or any(part.startswith(".") for part in entry.path.split("/")):
+        path = entry.path.replace("\\", "/")  # as some programs unpack archives that Windows made
+        found = split_name(path)
+        if is_windows_file(path) or any(part.startswith(".") for part in path.split("/")):
             continue
-        if found is None:
+        if found is None or _ABOUT.fullmatch(posixpath.basename(path)):
             without.append(entry.path)
             continue
         files.append((found[0], _SampleFile(found[1].lower(), entry.path, entry.meta.size, entry.meta.etag)))
     if files and without:
-        said = "left out %s, such as %r: a sample's files have extensions, and no folder __like_this__"
+        said = "left out %s, such as %r: samples have files with extensions, no README, and no folder __like_this__"
         _log.warning(said, counted(len(without), "file"), without[0])
     for key, group in groupby(sorted(files), key=lambda item: item[0]):
         parts = tuple(file for _, file in group)
@@ -113,21 +140,32 @@ def _samples(entries: Iterator[ListEntry]) -> Iterator[_FileGroup]:
         yield _FileGroup(key, parts, None)
 
 
-def _are_classes(samples: list[_FileGroup]) -> bool:
+def _siblings(samples: list[_FileGroup]) -> set[str]:
+    """Return the folders of samples if they are beside each other; none if some are not."""
     folders = {posixpath.dirname(sample.key) for sample in samples}
-    return (
-        len(folders) > 1
-        and all(folder and "/" not in folder for folder in folders)
-        and all(len(sample.files) == 1 for sample in samples)
-    )
+    return folders if "" not in folders and len({posixpath.dirname(each) for each in folders}) == 1 else set()
+
+
+def _are_classes(samples: list[_FileGroup]) -> bool:
+    if any(len(sample.files) > 1 for sample in samples):
+        return False
+    if len(folders := {posixpath.dirname(sample.key) for sample in samples}) > 1 and not _siblings(samples):
+        _log.warning(
+            "%d folders are no classes, as they lie at several places; --classes makes them some",
+            len(folders),
+        )
+    return len(_siblings(samples)) > 1
 
 
 def _with_classes(samples: list[_FileGroup]) -> list[_FileGroup]:
     folders = [posixpath.dirname(sample.key) for sample in samples]
     numbers = {name: number for number, name in enumerate(sorted({*folders}))}
+    names = {folder: posixpath.basename(folder) for folder in numbers}
+    if len({*names.values()}) < len(names):  # folders of one name at several places
+        names = {folder: folder for folder in numbers}
     return [
-        sample._replace(number=numbers[name], class_name=posixpath.basename(name))
-        for sample, name in zip(samples, folders, strict=True)
+        sample._replace(number=numbers[folder], class_name=names[folder])
+        for sample, folder in zip(samples, folders, strict=True)
     ]
 
 

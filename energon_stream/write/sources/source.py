@@ -85,6 +85,10 @@ class Source(ABC):
         """Return the parts that samples have beside those of columns, as far as the listing says."""
         return set()
 
+    def unnamed_file(self) -> str:
+        """Return a picture or recording beside a table, of which no column names files; empty without one."""
+        return ""
+
     def read_file(self, path: str) -> bytes:
         """Read a file that a row names. Raises ConfigError if the path leaves the folder of the files."""
         folder = self.files or self._folder()

@@ -18,9 +18,13 @@ from energon_stream.storage import ByteRange, ListEntry, Store
 from energon_stream.storage.in_order import stream_object
 from energon_stream.write.sources import source
 from energon_stream.write.sources.source import Row, Section, TableSource, named_source_errors
+from energon_stream.write.values import MEDIA, extension
 
 _BYTES = 4 << 20
 _BOM = b"\xef\xbb\xbf"
+_SEP = re.compile(
+    rb'(?:%b)?"?sep=([,;|\t])"?\r?\n' % _BOM
+)  # Excel's line with the delimiter, before the header
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 
 csv.field_size_limit(1 << 30)
@@ -52,6 +56,18 @@ class TextSource(TableSource):
     has_paths: ClassVar[bool] = True
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
 
+    def sections(self) -> list[Section]:
+        sections = super().sections()
+        headers = {frozenset(each.place.header): each.name for each in sections if each.place.header}
+        if len(headers) > 1:
+            what = f"the tables {' and '.join(sorted(headers.values())[:2])} have different columns"
+            raise SourceError(what, where=self.spec.url, hint="convert a table by itself: name the file")
+        return sections
+
+    def unnamed_file(self) -> str:
+        paths = () if self._is_file() else (entry.path for entry in self.spec.open().list())
+        return next((path for path in paths if extension(path) in MEDIA), "")
+
     def rows(self, section: Section, first: int, columns: Collection[str] | None) -> Iterator[Row]:
         run: _RowRun = section.place
         store = open_once(self.spec)
@@ -75,8 +91,14 @@ class TextSource(TableSource):
         name = path or where.rpartition("/")[2]
         pieces = map(bytes, stream_object(store, path, etag=etag))
         begin = next(pieces, b"")
-        delimiter = "" if _is_json(name) else _delimiter(begin, name)
-        cuts = list(cut_records(chain([begin], pieces), delimiter=delimiter, rows=source.SECTION_ROWS))
+        sep = None if _is_json(name) else _SEP.match(begin)
+        skipped = sep.end() if sep else 0
+        delimiter = "" if _is_json(name) else sep[1].decode() if sep else _delimiter(begin, name)
+        records = chain([begin[skipped:]], pieces)
+        cuts = [
+            cut._replace(start=cut.start + skipped, stop=cut.stop + skipped)
+            for cut in cut_records(records, delimiter=delimiter, rows=source.SECTION_ROWS)
+        ]
         header: tuple[str, ...] = ()
         if delimiter:
             if not cuts:
@@ -84,8 +106,12 @@ class TextSource(TableSource):
             head = cuts.pop(0)
             line = store.get_range(path, ByteRange(head.start, head.stop), etag=etag).data
             with named_source_errors(where):
-                records = _reader(bytes(line).removeprefix(_BOM), delimiter, head.start)
-                header = tuple(next(filter(None, records)))
+                header = tuple(
+                    next(filter(None, _reader(bytes(line).removeprefix(_BOM), delimiter, head.start)))
+                )
+            if not cuts and b"\r" in bytes(line).rstrip():
+                hint = f"write them as LF, for example with `tr '\\r' '\\n' < {name}`"
+                raise SourceError("the lines of the table end with CR alone", where=where, hint=hint)
             if twice := next((column for column in header if header.count(column) > 1), None):
                 raise SourceError(f"two columns are called {twice!r:.80}", where=where, hint="rename one")
             cuts = [cut._replace(first_row=cut.first_row - 1) for cut in cuts]
@@ -174,8 +200,9 @@ def _reader(data: bytes, delimiter: str, start: int) -> Any:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
+        of = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
         raise SourceError(
             f"byte {start + error.start} of the table is not UTF-8",
-            hint="write it as UTF-8, for example with `iconv -f WINDOWS-1252 -t UTF-8`",
+            hint=f"write it as UTF-8, for example with `iconv -f {of} -t UTF-8`",
         ) from error
     return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)

@@ -1,0 +1,196 @@
+"""Folders and tables as people have them in their first hour: the right dataset, or a remedy."""
+
+import csv
+import io
+import json
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from foreign import image_bytes
+
+from energon_stream import LocalEngine, convert_dataset
+from energon_stream.errors import MissingFileError, SourceError
+
+PICTURES = [image_bytes(number) for number in range(6)]
+TWO = {f"{name}/{number}.jpg": PICTURES[number] for name in ("dog", "cat") for number in range(3)}
+CLASSES = {f"{name}/{number}": name for name in ("dog", "cat") for number in range(3)}
+
+
+def write(folder, files):
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def convert(source, **options):
+    """Parts of the samples by key, as tarfile reads the dataset."""
+    found = {}
+    with tempfile.TemporaryDirectory() as out:
+        convert_dataset(source, out, engine=LocalEngine(0), **options)
+        for path in Path(out).glob("*.tar"):
+            with tarfile.open(path) as tar:
+                for member in tar:
+                    folder, _, name = member.name.rpartition("/")
+                    key, _, part = name.partition(".")
+                    found.setdefault(f"{folder}/{key}".lstrip("/"), {})[part] = tar.extractfile(member).read()
+    return found
+
+
+def classes(found):
+    return {key: parts["class.txt"].decode() for key, parts in found.items()}
+
+
+def coco(name="captions"):
+    images = [{"id": 40 - n, "file_name": f"{n}.jpg"} for n in range(3)]
+    return json.dumps({"images": images, "annotations": [{"image_id": 39, "caption": name}]})
+
+
+IMAGES = {f"images/{number}.jpg": PICTURES[number] for number in range(3)}
+FLAT = {f"{number}.jpg": PICTURES[number] for number in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({**IMAGES, "annotations/captions.json": coco()}, "annotations/captions.json"),
+        ({**FLAT, "annotations.json": coco()}, "annotations.json"),
+        ({**IMAGES, "images/_annotations.coco.json": coco()}, "_annotations.coco.json"),
+        ({**IMAGES, "images/metadata.jsonl": '{"file_name": "0.jpg", "text": "a"}\n'}, "metadata.jsonl"),
+        ({**IMAGES, **{f"labels/{n}.txt": "0 .5 .5 .1 .1" for n in range(3)}}, "labels/0.txt"),
+        ({**IMAGES, **{f"Annotations/{n}.xml": "<a/>" for n in range(3)}}, "Annotations/0.xml"),
+    ],
+)
+def test_annotations_of_many_files_are_no_samples(tmp_path, files, named):
+    source = write(tmp_path / "source", files)
+    with pytest.raises(SourceError, match=rf"no picture or recording.*{named}.*table with a column"):
+        convert(source)
+    assert len(convert(source, classes=False)) == len(files)  # the other way out
+
+
+def test_cocos_captions_as_a_table(tmp_path):
+    source = write(tmp_path / "coco", {**IMAGES, "annotations/captions.json": coco("a dog")})
+    document = json.loads((source / "annotations/captions.json").read_text())
+    names = {image["id"]: image["file_name"] for image in document["images"]}
+    rows = [
+        {"image": f"images/{names[a['image_id']]}", "text": a["caption"]} for a in document["annotations"]
+    ]
+    write(source, {"captions.jsonl": "".join(json.dumps(row) + "\n" for row in rows)})
+    assert convert(source / "captions.jsonl") == {"000000000": {"jpg": PICTURES[1], "txt": b"a dog"}}
+
+
+@pytest.mark.parametrize("around", ["", "pics/", "a/b/"])
+def test_folders_of_classes_wherever_they_are(tmp_path, around, caplog):
+    source = write(tmp_path / "source", {f"{around}{path}": data for path, data in TWO.items()})
+    write(
+        source, {"README.md": "about", "LICENSE": "a", f"{around}dog/._0.jpg": "", "__MACOSX/pics/._dog": ""}
+    )
+    found = convert(source)
+    assert classes(found) == {f"{around}{key}": name for key, name in CLASSES.items()}
+    assert {parts["cls"] for key, parts in found.items() if "cat/" in key} == {b"0"}
+    assert found[f"{around}dog/2"]["jpg"] == PICTURES[2]
+    assert "left out 2 files, such as 'LICENSE'" in caplog.text
+
+
+def test_classes_within_classes(tmp_path, caplog):
+    files = {
+        f"{a}/{b}/{n}.jpg": PICTURES[n] for a in ("animal", "toy") for b in ("cat", "dog") for n in (0, 1)
+    }
+    source = write(tmp_path / "source", files)
+    assert {tuple(parts) for parts in convert(source).values()} == {("jpg",)}
+    assert "4 folders are no classes" in caplog.text
+    assert classes(convert(source, classes=True)) == {path[:-4]: path[:-6] for path in files}
+
+
+def test_split_parts_below_a_folder_are_not_mixed(tmp_path):
+    source = write(tmp_path / "source", {f"images/{name}/1.jpg": PICTURES[0] for name in ("train", "val")})
+    with pytest.raises(SourceError, match="the folders train, val would be mixed"):
+        convert(source)
+
+
+def test_an_archive_that_windows_made(tmp_path):
+    """Its names have backslashes, which zipfile takes over."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for path, data in TWO.items():
+            info = zipfile.ZipInfo()
+            info.filename = "pics\\" + path.replace("/", "\\")
+            archive.writestr(info, data)
+    with pytest.raises(SourceError, match=r"a format that is not read.*unpack an archive"):
+        convert(tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        archive.extractall(tmp_path / "source")
+    assert (tmp_path / "source" / "pics\\dog\\0.jpg").exists()
+    assert classes(convert(tmp_path / "source")) == {f"pics/{key}": name for key, name in CLASSES.items()}
+
+
+def test_one_picture_and_none(tmp_path):
+    source = write(tmp_path / "source", {"a.jpg": PICTURES[0]})
+    assert convert(source) == {"a": {"jpg": PICTURES[0]}}
+    with pytest.raises(SourceError, match="name the folder of a picture"):
+        convert(source / "a.jpg")
+    (tmp_path / "empty" / "a").mkdir(parents=True)
+    with pytest.raises(SourceError, match="empty"):
+        convert(tmp_path / "empty")
+    with pytest.raises(SourceError, match="no files with an extension"):
+        convert(write(tmp_path / "hidden", {".DS_Store": "x"}))
+
+
+def test_a_table_that_names_no_file_beside_pictures(tmp_path):
+    """As of Kaggle: identities without extension, and files of predictions beside those of training."""
+    rows = "".join(f"{number},{number % 2}\n" for number in range(3))
+    source = write(tmp_path / "source", {**IMAGES, "train.csv": f"id,label\n{rows}"})
+    with pytest.raises(SourceError, match=r"names no file.*'images/\d.jpg'.*a column with their paths"):
+        convert(source)
+    assert len(convert(source / "train.csv")) == 3
+    paths = "".join(f"{number}.jpg,{number % 2}\n" for number in range(3))
+    write(source, {"train.csv": f"id,label\n{paths}"})
+    with pytest.raises(MissingFileError, match="files_root="):
+        convert(source)
+    found = convert(source, files_root=str(source / "images"))
+    assert [(parts["jpg"], parts["cls"]) for _, parts in sorted(found.items())] == [
+        (PICTURES[n], b"%d" % (n % 2)) for n in range(3)
+    ]
+    write(source, {"test.csv": "id\n1.jpg\n"})
+    with pytest.raises(SourceError, match=r"tables test.csv and train.csv have different columns"):
+        convert(source, files_root=str(source / "images"))
+
+
+@pytest.mark.parametrize("begin", ["sep={}\r\n", '"sep={}"\r\n', "sep={}\n", "\ufeffsep={}\r\n"])
+@pytest.mark.parametrize("sign", [";", "\t"])
+def test_a_first_line_with_the_delimiter(tmp_path, begin, sign):
+    text = io.StringIO()
+    rows = [{"caption": f'a {sign} "dog"\n{n}', "n": str(n)} for n in range(510)]
+    writer = csv.DictWriter(text, ["caption", "n"], delimiter=sign)
+    writer.writeheader()
+    writer.writerows(rows)
+    source = write(tmp_path, {"a.csv": begin.format(sign) + text.getvalue()})
+    found = convert(source / "a.csv")
+    assert [
+        {"caption": parts["txt"].decode(), **json.loads(parts["json"])} for _, parts in sorted(found.items())
+    ] == rows
+
+
+@pytest.mark.parametrize(
+    ("encoding", "end", "problem", "cure"),
+    [
+        ("utf-16", "\r\n", "not UTF-8.*iconv -f UTF-16", "iconv -f UTF-16 -t UTF-8"),
+        ("cp1252", "\r\n", "not UTF-8.*iconv -f WINDOWS-1252", "iconv -f WINDOWS-1252 -t UTF-8"),
+        ("utf-8", "\r", "end with CR alone.*tr ", "tr '\\r' '\\n'"),
+        ("utf-8-sig", "\r\n", "", ""),
+    ],
+)
+def test_tables_that_excel_writes(tmp_path, encoding, end, problem, cure):
+    source = (
+        write(tmp_path, {"a.csv": f"caption;n{end}ein Hünd;1{end}zwei;2{end}".encode(encoding)}) / "a.csv"
+    )
+    if problem:
+        with pytest.raises(SourceError, match=problem) as caught:
+            convert(source)
+        assert cure in str(caught.value)
+        done = subprocess.run(f"{cure} < {source}", shell=True, capture_output=True, check=True)
+        source.write_bytes(done.stdout)
+    assert [parts["txt"].decode() for _, parts in sorted(convert(source).items())] == ["ein Hünd", "zwei"]
