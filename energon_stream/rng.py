@@ -9,12 +9,10 @@ version of NumPy or PyTorch.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from energon_stream.arrays import Float64Array, Int64Array, UInt64Array
+from energon_stream.arrays import Float64Array, Int64Array, UInt64Array
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)

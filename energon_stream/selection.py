@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-if TYPE_CHECKING:
-    from energon_stream.arrays import Float64Array, Int64Array
+from energon_stream.arrays import Float64Array, Int64Array
 
 _BLOCK_BITS = 512
 _BLOCK_BYTES = _BLOCK_BITS // 8

@@ -11,14 +11,13 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array, UInt64Array
+from energon_stream.arrays import Int64Array, UInt64Array
 
 LINE_BYTES = 128 << 10  # between the places where runs are cut
 _HASHED_AT_ONCE = 64 << 10  # from 100 kB on, xxHash releases the GIL, and taking it again costs more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import MutableSequence, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from energon_stream.compat.placeholders import FlexState, SystemRngState
 from energon_stream.imports import LazyModule
 from energon_stream.pipeline import SavableDataset
 from energon_stream.rng import derive_key
-
-if TYPE_CHECKING:
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 torch: Any = LazyModule("torch")
 T = TypeVar("T")

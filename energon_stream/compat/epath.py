@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import total_ordering
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from energon_stream.atomic_files import replacing
 from energon_stream.errors import ConfigError, ObjectNotFoundError, StorageError
 from energon_stream.printable import strip_credentials
 from energon_stream.storage.in_order import stream_object
+from energon_stream.storage.store import Store
 from energon_stream.storage.transports import StoreSpec
 from energon_stream.urls import (
     DATASETS_VARIABLE,
@@ -31,9 +32,6 @@ from energon_stream.urls import (
     plain_or_dataset,
     url_scheme,
 )
-
-if TYPE_CHECKING:
-    from energon_stream.storage.store import Store
 
 DEFAULT_PROFILE_NAME = RESERVED_POSIX_PROFILE_NAME = "__filesystem__"
 """Profile of local paths, as in ``msc://__filesystem__/data``."""

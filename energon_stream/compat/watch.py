@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.compat.placeholders import PRINT_LOCAL_MAX_LENGTH
 from energon_stream.loader.observe.watchdog import Watchdog
 from energon_stream.pipeline.dataset import SavableDataset, Wrapper
 from energon_stream.pipeline.node import Context, End, Item, State, WrapperNode, read_state
-
-if TYPE_CHECKING:
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 _log = logging.getLogger(__name__)
 _EXIT_CODE = 1

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import EnergonStreamError, ObjectNotFoundError
 from energon_stream.index.bad_samples import BadSample, dataset_name, read_bad_list
 from energon_stream.index.database import index_database
@@ -24,9 +25,6 @@ from energon_stream.index.join_index import JoinIndex
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import ByteRange, Store, StoreSpec, shared_fetcher
 from energon_stream.tar.format import split_name, walk_members
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
 
 _log = logging.getLogger(__name__)
 

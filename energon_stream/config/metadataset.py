@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.auxiliary import is_registered
@@ -47,10 +47,8 @@ from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.join_index import NonMatch
 from energon_stream.index.yaml_io import check_keys
 from energon_stream.printable import nearest
+from energon_stream.storage import StoreSpec
 from energon_stream.urls import absolute_path
-
-if TYPE_CHECKING:
-    from energon_stream.storage import StoreSpec
 
 _LABELS = replace(MAPPING, default=None)
 _SHARED = {

@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
 
+from energon_stream.arrays import Float64Array, Int64Array
 from energon_stream.cache.kept_files import KeptFiles, kept_name
 from energon_stream.config.document_keys import ANY, Key, is_number, read_keys
 from energon_stream.config.listed_samples import BadFile, Wanted, bad_numbers, is_seen, look_up, want
@@ -21,16 +22,13 @@ from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.kept_index import index_directory
 from energon_stream.index.yaml_io import read_text
+from energon_stream.limits import Limits
 from energon_stream.rng import derive_key, uniform
 from energon_stream.selection import Bits, Mask, Selection
 from energon_stream.storage import StoreSpec
 from energon_stream.tables.expressions import Expression, parse_filter
 from energon_stream.tables.filter_index import FilterIndex, is_filter_name
 from energon_stream.tables.reading import Tables, open_tables
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Float64Array, Int64Array
-    from energon_stream.limits import Limits
 
 _log = logging.getLogger(__name__)
 

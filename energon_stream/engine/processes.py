@@ -12,14 +12,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 from energon_stream.engine.tasks import Outcome, TaskEngine
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.fork import pickled_error, signals_held
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
 
 _READY = "ready"
 

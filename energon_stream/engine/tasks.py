@@ -6,13 +6,11 @@ import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from energon_stream.errors import ConfigError, EnergonStreamError, TransientStorageError, WorkerError
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")

@@ -11,11 +11,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
+from energon_stream.arrays import Int64Array, UInt64Array
 from energon_stream.errors import (
     AccessDeniedError,
     ChecksumError,
@@ -27,9 +27,6 @@ from energon_stream.index.index_files import ENTRY_BYTES, RowFile
 from energon_stream.index.info_files import META_FOLDER
 from energon_stream.storage import ByteRange, ListEntry, Store, StoreSpec
 from energon_stream.storage.in_order import stream_object
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array, UInt64Array
 
 CHECKSUMS = f"{META_FOLDER}/checksums.xxh3"
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.cache.cached_store import read_again
 from energon_stream.errors import IndexMismatchError, NotPreparedError, ObjectNotFoundError, RangeError
 from energon_stream.storage import ByteRange, Store, StoreSpec
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
 
 ENTRY_BYTES = 8
 PAGE_SAMPLES = (64 << 10) // ENTRY_BYTES  # reading 64 KiB takes hardly longer than reading one entry

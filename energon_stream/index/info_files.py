@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import LimitError, MetadataError, ObjectNotFoundError
 from energon_stream.index.braces import Expander
@@ -24,9 +24,7 @@ from energon_stream.index.yaml_io import (
     read_document,
 )
 from energon_stream.limits import Limits
-
-if TYPE_CHECKING:
-    from energon_stream.storage import Store
+from energon_stream.storage import Store
 
 META_FOLDER = ".nv-meta"
 STAGING = ".nv-staging"  # what an unfinished preparation has found

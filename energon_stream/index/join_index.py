@@ -19,11 +19,12 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import (
     DatasetError,
     EmptyDatasetError,
@@ -41,9 +42,6 @@ from energon_stream.index.yaml_io import read_text
 from energon_stream.storage import ByteRange, ListEntry, StoreSpec
 from energon_stream.tar.scan import scan_shard
 from energon_stream.temporary_folders import temporary_folder
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
 
 NonMatch: TypeAlias = Literal["error", "skip", "none"]
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import (
     EmptyDatasetError,
     EnergonStreamError,
@@ -26,12 +27,9 @@ from energon_stream.errors import (
 from energon_stream.index.dataset import digest_hex
 from energon_stream.index.file_format import FileFormat, FilePlace, OpenedFile
 from energon_stream.index.index_files import ENTRY_BYTES, encode_offsets, page_rows, read_rows
+from energon_stream.limits import Limits
 from energon_stream.storage import Body, ByteRange, Store, StoreSpec, shared_fetcher
 from energon_stream.storage.in_order import PIECE_BYTES, stream_object
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.limits import Limits
 
 _END_BYTES = 4096
 _NEWLINE, _OPEN, _CLOSE = b"\n{}"

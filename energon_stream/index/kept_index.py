@@ -18,8 +18,8 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from energon_stream.arrays import Int64Array
 from energon_stream.cache import CachedStore, CacheLayer
 from energon_stream.cache.config import node_directory
 from energon_stream.cache.identity import root_name
@@ -36,12 +36,9 @@ from energon_stream.errors import (
 from energon_stream.fork import PerProcess
 from energon_stream.index.index_files import ENTRY_BYTES, decode_offsets, encode_offsets
 from energon_stream.index.shard_marks import shard_mark
+from energon_stream.storage import ListEntry, Store, StoreSpec
 from energon_stream.tar.remarks import Remarks, merge_remarks
 from energon_stream.tar.scan import ShardScan, scan_shard
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.storage import ListEntry, Store, StoreSpec
 
 _log = logging.getLogger(__name__)
 

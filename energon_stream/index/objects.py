@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from energon_stream.cache.cached_store import forget
 from energon_stream.errors import IndexMismatchError, ObjectChangedError, ObjectNotFoundError, RangeError
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from energon_stream.storage import Body, ByteRange, Fetcher, Store
+from energon_stream.storage import Body, ByteRange, Fetcher, Store
 
 
 class VersionGuard:

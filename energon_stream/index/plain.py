@@ -7,7 +7,6 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,11 +34,9 @@ from energon_stream.index.shard_names import (
     parse_tar_paths,
     path_hint,
 )
+from energon_stream.limits import Limits
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import ListEntry, ObjectMeta, Store, StoreSpec
-
-if TYPE_CHECKING:
-    from energon_stream.limits import Limits
 
 _log = logging.getLogger(__name__)
 

@@ -8,17 +8,15 @@ the upper half of a sum of 32-bit words, each times a number of its own, by two 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import CorruptTarError
 from energon_stream.tar.format import TAR_RECORD, sample_parts
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
 
 Names: TypeAlias = "npt.NDArray[np.uint16]"
 """A hash for each sample."""

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from energon_stream.arrays import Int64Array
 from energon_stream.index.sample_names import Names, hash_names
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
 
 Sizes: TypeAlias = "npt.NDArray[np.uint8] | npt.NDArray[np.uint16] | npt.NDArray[np.uint32]"
 """The size of each sample in blocks."""

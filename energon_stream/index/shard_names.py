@@ -13,18 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.index.braces import expand
 from energon_stream.index.file_format import find_format
+from energon_stream.limits import Limits
 from energon_stream.printable import counted, strip_credentials
+from energon_stream.storage import ListEntry
 from energon_stream.urls import is_local, is_url, local_path, shown_url, split_query, url_scheme
-
-if TYPE_CHECKING:
-    from energon_stream.limits import Limits
-    from energon_stream.storage import ListEntry
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -20,9 +20,7 @@ from energon_stream.conventions import conventions
 from energon_stream.errors import LimitError, MetadataError
 from energon_stream.limits import Limits
 from energon_stream.printable import nearest
-
-if TYPE_CHECKING:
-    from energon_stream.storage import Body, Store
+from energon_stream.storage import Body, Store
 
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # leaves scalars as strings; _scalar resolves them
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

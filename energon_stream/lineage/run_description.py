@@ -26,16 +26,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import EnergonStreamError, RunDamagedError, StateError
 from energon_stream.index.dataset import DatasetIndex, identity
 from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, OrderSpec, Plan, RepeatPlan, WeightChange
+from energon_stream.selection import Selection
 from energon_stream.state.mixture_weights import WEIGHTS, read_changes, write_changes
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.selection import Selection
 
 FORMAT = "energon_stream.run"
 VERSION = 3

@@ -24,16 +24,14 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import Pipe, reduction
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
 from energon_stream.errors import WorkerError
 from energon_stream.loader.observe.profile import CHANNEL, CONSUMER, counts_as
 from energon_stream.samples.tensor_pickles import TensorPickler, bytes_of, is_plain, tensor_of
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 _MIN_SHARED = 4096  # bytes of values that go through shared memory; for smaller ones, the pickle is as fast
 _ALIGN = 64

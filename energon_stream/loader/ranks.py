@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 
 def gather_states(state: Any, config: WorkerConfig, dst: int) -> list[Any] | None:

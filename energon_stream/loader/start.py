@@ -9,16 +9,14 @@ import re
 import sys
 import time
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from energon_stream.logs import log_once
 from energon_stream.storage.obstore_use import obstore_started
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
 
 _log = logging.getLogger(__name__)
 

@@ -6,16 +6,13 @@ import threading
 import weakref
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from energon_stream.fork import PerProcess
 from energon_stream.storage import Body, ByteRange, Store, plan_fetches, shared_fetcher
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 _MAX_GAP = 64 << 10
 _MAX_FETCH = 32 << 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.dataset import (
@@ -18,9 +18,7 @@ from energon_stream.pipeline.dataset import (
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
 from energon_stream.samples.batch_memory import batching
-
-if TYPE_CHECKING:
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 
 class BatchMaker(Wrapper[T_co]):

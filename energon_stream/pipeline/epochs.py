@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError, EmptyStreamError
@@ -22,9 +22,7 @@ from energon_stream.pipeline.node import (
 )
 from energon_stream.plugins import debug_log
 from energon_stream.schedule.saved import damaged
-
-if TYPE_CHECKING:
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 _log = logging.getLogger(__name__)
 

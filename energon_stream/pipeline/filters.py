@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, T, T_co, Wrapper
@@ -24,9 +24,7 @@ from energon_stream.pipeline.node import (
 )
 from energon_stream.plugins import load_plugin
 from energon_stream.schedule.saved import damaged
-
-if TYPE_CHECKING:
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 
 class _PassThroughNode(WrapperNode):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.pipeline.batching import BatchMaker
@@ -11,9 +11,7 @@ from energon_stream.pipeline.dataset import FunctionConfig, SavableDataset, T, T
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, SKIPPED, FailureGuard, first_of
 from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode, read_state
 from energon_stream.schedule.saved import damaged
-
-if TYPE_CHECKING:
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 
 class _GroupNode(WrapperNode):

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from inspect import isgenerator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError, FatalSampleError
@@ -26,9 +26,7 @@ from energon_stream.pipeline.map import RunningGenerator, call_again
 from energon_stream.pipeline.node import END, Context, End, Item, RestoreKey, State, WrapperNode, read_state
 from energon_stream.pipeline.pack_members import MADE, PackedSamplesOutput, as_key, resolve, restore_members
 from energon_stream.schedule.saved import damaged, is_count
-
-if TYPE_CHECKING:
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 _log = logging.getLogger(__name__)
 

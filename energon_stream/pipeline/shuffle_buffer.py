@@ -6,7 +6,7 @@ calls functions without the mark ``@stateless`` again too, with the same counter
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,9 +15,7 @@ from energon_stream.pipeline.dataset import SavableDataset, T_co, Wrapper
 from energon_stream.pipeline.node import END, Context, End, Item, State, WrapperNode, read_state
 from energon_stream.rng import uniform
 from energon_stream.schedule.saved import damaged
-
-if TYPE_CHECKING:
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 
 class _ShuffleNode(WrapperNode):

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from energon_stream.errors import ConfigError, IndexMismatchError
 from energon_stream.imports import LazyModule
@@ -35,10 +36,6 @@ from energon_stream.tables.reading import (
 )
 from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import is_local
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
 
 pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
 pc: ModuleType | Any = LazyModule("pyarrow.compute", "parquet")

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -16,12 +16,10 @@ from energon_stream.errors import MetadataError, ObjectNotFoundError
 from energon_stream.media.file_layout import FileLayout
 from energon_stream.media.metadata import AVMetadata, ImageMetadata, MediaMetadataBase
 from energon_stream.prepare.media_tables import FoundMedia, MediaReport
+from energon_stream.storage import Store
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.scan import ShardScan
 from energon_stream.urls import local_path
-
-if TYPE_CHECKING:
-    from energon_stream.storage import Store
 
 _RECORD = ".scan"
 _DELETES = 16  # at a time

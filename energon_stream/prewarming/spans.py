@@ -5,14 +5,10 @@ A row of an ``int64`` array ``[n, 3]`` is a range: number of the object, first b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.storage import plan_fetches
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
 
 
 def total_bytes(spans: Int64Array) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
+from energon_stream.arrays import Int64Array
 
 # Any large odd numbers.
 _OF_KEY, _OF_INDEX, _OF_START = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain, repeat, starmap
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.drawing import brief
 from energon_stream.storage import ByteRange
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
 
 
 class Reason(Enum):

@@ -8,13 +8,12 @@ for what was consumed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
+from energon_stream.arrays import Int64Array
 
 
 class LeafCursor(NamedTuple):

@@ -12,14 +12,12 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
 
 WHOLE = 1 << 48  # parts of a draw: shares are rounded to these, so a billion draws are right to 1e-5 of one
 _ANEW = 1024  # rounds that are drawn again where draws are counted anew

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from energon_stream.errors import (
     AccessDeniedError,
@@ -21,10 +21,8 @@ from energon_stream.printable import strip_credentials
 from energon_stream.storage._causes import CERTIFICATE
 from energon_stream.storage.secrets import redact, secrets_in
 from energon_stream.storage.settings import find_proxy
+from energon_stream.storage.store import ByteRange
 from energon_stream.urls import url_scheme
-
-if TYPE_CHECKING:
-    from energon_stream.storage.store import ByteRange
 
 T = TypeVar("T")
 ErrorT = TypeVar("ErrorT", bound=StorageError)

@@ -7,10 +7,9 @@ inside. So it gives them stores that report each attempt to a listener.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
-if TYPE_CHECKING:
-    from energon_stream.storage.store import Body, ByteRange
+from energon_stream.storage.store import Body, ByteRange
 
 StoreT = TypeVar("StoreT")
 

@@ -16,13 +16,11 @@ import platform
 import time
 import uuid
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import EnergonStreamError, ObjectNotFoundError
 from energon_stream.living import start_of, this_machine
-
-if TYPE_CHECKING:
-    from energon_stream.storage.store import ListEntry, Store
+from energon_stream.storage.store import ListEntry, Store
 
 _RENEWED_EVERY, _EXPIRES = 300.0, 900.0  # seconds
 _WAITS, _WAIT = 100, 0.05  # for others that begin at the same time

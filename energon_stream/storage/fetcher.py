@@ -6,15 +6,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from energon_stream.errors import ConfigError
 from energon_stream.fork import PerProcess
 from energon_stream.storage.attempts import ScheduledStore, with_listener
 from energon_stream.storage.request_pool import PoolAnswer, RequestPool
-
-if TYPE_CHECKING:
-    from energon_stream.storage.store import Body, ByteRange, Store
+from energon_stream.storage.store import Body, ByteRange, Store
 
 HEDGED_SHARE = 0.03
 

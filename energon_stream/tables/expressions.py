@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from types import ModuleType
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
 pc: ModuleType | Any = LazyModule("pyarrow.compute", "parquet")

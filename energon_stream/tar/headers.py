@@ -8,14 +8,11 @@ headers that do not change names and sizes. All other samples, and those with a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.tar.format import TAR_RECORD, pax_matters
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
 
 _OCTAL = 8 ** np.arange(10, -1, -1, dtype=np.int64)
 _NAME, _KIND, _PREFIX = 100, 156, 345  # columns of a header

@@ -6,9 +6,10 @@ import logging
 import posixpath
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import xxhash
 
@@ -18,9 +19,6 @@ from energon_stream.logs import log_once
 from energon_stream.storage import Body, ByteRange, ListEntry, Store, shared_fetcher
 from energon_stream.tar.format import TAR_RECORD, Member, Read, is_system_file, split_name, walk_members
 from energon_stream.tar.remarks import Oddity, Remarks, add_names, add_remark
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 _log = logging.getLogger(__name__)
 

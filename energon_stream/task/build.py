@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import isgeneratorfunction, unwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.media import AuxStores, FileStore
@@ -38,9 +38,7 @@ from energon_stream.task.mapped_hooks import map_hook, mapped, tolerance_of
 from energon_stream.task.packers import LengthPacker
 from energon_stream.task.size_metric import SAMPLES, blend_by
 from energon_stream.task.stateless import get_stateless
-
-if TYPE_CHECKING:
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 
 class PipelineBuilder:

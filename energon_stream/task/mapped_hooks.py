@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.pipeline import MapDataset, SavableDataset
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless
-
-if TYPE_CHECKING:
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 
 def map_hook(

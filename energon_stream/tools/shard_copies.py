@@ -6,9 +6,10 @@ import os
 import posixpath
 from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from energon_stream.errors import ConfigError, CorruptTarError, IndexMismatchError
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store, shared_fetcher
@@ -19,9 +20,6 @@ from energon_stream.tar.format import sample_parts
 from energon_stream.tar.scan import LinkedParts
 from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import local_path
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 _AHEAD = 16  # requests
 _MOST_BYTES = 8 << 20  # of one request, unless a sample is larger

@@ -11,15 +11,12 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.info_files import META_FOLDER
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
+from energon_stream.storage import Store
 from energon_stream.storage.in_order import ordered_map
-
-if TYPE_CHECKING:
-    from energon_stream.storage import Store
 
 WRITING = f"{META_FOLDER}/writing"
 _READERS = 16

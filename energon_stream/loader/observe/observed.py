@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar, overload
 
 from energon_stream.loader.observe.meter import Meter
 from energon_stream.loader.observe.metrics import (
@@ -19,11 +20,7 @@ from energon_stream.loader.observe.metrics import (
 from energon_stream.loader.observe.stats import LoaderStats, ProcessReport
 from energon_stream.loader.observe.trace import Observed, Trace
 from energon_stream.storage import CounterSnapshot
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
 T_other = TypeVar("T_other")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 from energon_stream.errors import ConfigError
+from energon_stream.limits import Limits
 from energon_stream.media.av.container import AV_EXTENSIONS, as_stream, unclosed_container
 from energon_stream.media.av.decoder import AVDecoder
-
-if TYPE_CHECKING:
-    from energon_stream.limits import Limits
 
 AVDecoderType: TypeAlias = Literal["torch", "AVDecoder", "pyav"]
 AV_MODES: tuple[AVDecoderType, ...] = ("AVDecoder", "torch", "pyav")

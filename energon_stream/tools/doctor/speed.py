@@ -6,14 +6,10 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from energon_stream.storage import Body, ByteRange, Fetcher, ListEntry, Store
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
 
 IN_FLIGHT = (1, 4, 16, 64)
 REQUEST_BYTES = 1 << 20

@@ -10,22 +10,20 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import xxhash
 
 from energon_stream.errors import SourceError
 from energon_stream.media.ranged_file import open_once
 from energon_stream.printable import counted
+from energon_stream.storage import ListEntry, Store
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.format import is_windows_file, split_name
 from energon_stream.write.sources import source
 from energon_stream.write.sources.source import KEY, Row, Section, Source
 from energon_stream.write.tar_shard import check_utf8
 from energon_stream.write.values import MEDIA, extension
-
-if TYPE_CHECKING:
-    from energon_stream.storage import ListEntry, Store
 
 _log = logging.getLogger(__name__)
 _BYTES = 64 << 20

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from energon_stream.errors import SourceError, UntrustedPickleError
+from energon_stream.storage import Store
 from energon_stream.storage.in_order import stream_object
 from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import local_path
@@ -23,9 +24,6 @@ from energon_stream.write.sources.source import (
     package,
     unchanged,
 )
-
-if TYPE_CHECKING:
-    from energon_stream.storage import Store
 
 INDEX = "index.json"
 _KEPT = ("jpeg", "png", "bytes")  # encodings whose bytes are taken as they are

@@ -6,14 +6,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from energon_stream.media.ranged_file import open_once
 from energon_stream.media.seekable import StoreFile
+from energon_stream.storage import ListEntry, Store
 from energon_stream.write.sources.source import Row, Section, TableSource, named_source_errors, package
-
-if TYPE_CHECKING:
-    from energon_stream.storage import ListEntry, Store
 
 _BUFFER = 4 << 20
 BATCH_ROWS = 16  # that are taken from Arrow at a time: media are large
