@@ -71,10 +71,7 @@ class LeafDataset(ReaderDataset):
         return self.paths[0]
 
     def as_file_store(self) -> FileStore[Any]:
-        """Return the dataset as a file store, in which cookers look up parts by name.
-
-        Raises ConfigError if it is no prepared folder of tars.
-        """
+        """Return the dataset as a file store, in which cookers look up parts by name."""
         store = self.leaves[0].stores.primary
         if store is None:
             raise ConfigError(
@@ -166,8 +163,6 @@ class Mixture:
         """Return the datasets one by one, for task encoders that blend them. Datasets with weights repeat.
         Those with repetitions end after them, and weigh as many samples. With Megatron-Energon's conventions
         they have one pass and no weight, and the task encoder repeats them.
-
-        Raises ConfigError if weights change or are 0, or draws are even, which is impossible then.
         """
         if any(item.later or item.weight == 0 or item.draws == "even" or self.unit for item in self.items):
             hint = (

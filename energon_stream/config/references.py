@@ -194,8 +194,7 @@ def multiplied(inner: int | None, outer: int | None) -> int | None:
 def check_references(node: Reference, content: Callable[[MetadatasetRef], Reference], limits: Limits) -> None:
     """Count the references of a tree and of the metadatasets that it names, and how deep they are nested.
 
-    Each metadataset is counted once, however often others name it; ``content`` returns its tree. Raises
-    MetadataError if a metadataset contains itself, and LimitError for too many references or levels.
+    Each metadataset is counted once, however often others name it; ``content`` returns its tree.
     """
     known: dict[str, tuple[int, int]] = {}
 

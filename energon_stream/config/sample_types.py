@@ -45,10 +45,7 @@ CRUDE = DeclaredSamples({"__module__": "energon_stream", "__class__": "CrudeWebd
 
 
 def resolve_sample_type(document: Any, *, trust: bool | None, where: str) -> type[Sample] | type[CrudeSample]:
-    """Find the class of a ``sample_type``: ``{__module__: …, __class__: …}``, or the class itself.
-
-    Raises what :func:`import_class` raises, with ``Sample`` as base, and MetadataError for any other class.
-    """
+    """Find the class of a ``sample_type``: ``{__module__: …, __class__: …}``, or the class itself."""
     if isinstance(document, type):
         found: Any = document
         shown = document.__qualname__
@@ -101,10 +98,7 @@ def check_fields(sample_type: type[Sample], given: Mapping[str, Any], where: str
 def declare(
     sample_type: SampleType | None, field_map: Mapping[str, str] | None, where: str
 ) -> DeclaredSamples | None:
-    """Check a declaration, as far as that needs no import of another package; None without a declaration.
-
-    Raises MetadataError if the type does not exist, or the field map does not fit it.
-    """
+    """Check a declaration, as far as that needs no import of another package; None without a declaration."""
     if sample_type is None:
         if field_map is not None:
             raise MetadataError("field_map has no meaning without sample_type", where=where)

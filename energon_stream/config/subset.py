@@ -73,8 +73,6 @@ class Subset:
 def parse_subset(value: Any, where: str) -> Subset:
     """Parse ``{"range": [a, b]}`` or the pair alone. The bounds are percentages (``"12.5%"``) or sample
     numbers; ``b`` may be ``"end"``. None means all samples.
-
-    Raises ConfigError if the value is something else, or the range is empty.
     """
     if value is None:
         return Subset()

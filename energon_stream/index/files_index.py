@@ -86,8 +86,7 @@ def open_file(spec: StoreSpec, format: FileFormat, limits: Limits | None = None)
 def open_folder(found: WebDatasetIndex, format: FileFormat, limits: Limits) -> FilesIndex:
     """Open a split part of a prepared folder of files.
 
-    The shards of the files are in ``files.json``, if this library prepared the folder. Raises MetadataError
-    if that does not fit ``.info.json``.
+    The shards of the files are in ``files.json``, if this library prepared the folder.
     """
     spec, store, paths = found.spec, found.spec.open(), found.shard_paths
     where, totals = f"{store.url}/{FILES_JSON}", found.shard_counts.tolist()

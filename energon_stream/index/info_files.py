@@ -92,11 +92,7 @@ def _is_deeper(value: Any, depth: int) -> bool:
 
 
 def parse_info(data: bytes | memoryview, where: str, limits: Limits | None = None) -> dict[str, int]:
-    """Return the number of samples by shard path of an info file, in the order of the file.
-
-    Raises MetadataError if the file has a wrong form, or names a shard outside the dataset, and LimitError if
-    the file or a number is too large.
-    """
+    """Return the number of samples by shard path of an info file, in the order of the file."""
     limits = limits or Limits.from_environment()
     document = load_document(data, where, limits)
     check_keys(document, ("energon_version", "shard_counts"), where)

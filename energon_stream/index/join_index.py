@@ -124,10 +124,7 @@ def open_join_index(metadataset: StoreSpec, members: Sequence[JoinMember]) -> Jo
 
 
 def read_join_index(spec: StoreSpec, members: Sequence[WebDatasetIndex]) -> JoinIndex:
-    """Open the file of a join's index.
-
-    Raises MetadataError if it is not one of this many datasets, and EmptyDatasetError if it has no rows.
-    """
+    """Open the file of a join's index."""
     store, width = spec.open(), 3 * len(members)
     try:
         body = store.get_range("", ByteRange(0, _HEADER))

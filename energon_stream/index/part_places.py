@@ -67,7 +67,6 @@ def read_part_places(
     """Read the places of the parts of samples ``[first, stop)`` of a shard, up to its end if ``is_last``.
 
     Returns the places, and the bytes between these parts and the next one; None at the end of the shard.
-    Raises ValueError if the index does not have them, and the errors of :meth:`IndexDatabase.rows`.
     """
     before, stop = samples
     query, values = _PLACES, [tar_file_id]

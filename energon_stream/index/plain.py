@@ -57,8 +57,6 @@ def open_plain(
     ``patience`` is the number of seconds, beyond the time to read a tar at 10 MB/s, to wait for another
     process that indexes the tar. ``log_seconds`` is the shortest time between messages about progress.
     Logs what is odd about the tars; ``skip_bad`` leaves out tars that are damaged.
-
-    Raises ConfigError if there is no such split part, and the errors of :func:`sample_counts`.
     """
     if split_part not in SPLIT_PARTS:
         raise ConfigError(

@@ -154,10 +154,7 @@ def parse_tar_paths(url: str, limits: Limits | None = None) -> tuple[str, list[s
 
 
 def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
-    """Return the tars of a folder's listing, sorted by path; warn of compressed ones.
-
-    Raises ObjectNotFoundError if there are no tars, and ConfigError if all are compressed.
-    """
+    """Return the tars of a folder's listing, sorted by path; warn of compressed ones."""
     others = list(entries)
     tars = sorted((entry for entry in others if entry.path.endswith(".tar")), key=lambda entry: entry.path)
     compressed = sorted(entry.path for entry in others if entry.path.endswith(_COMPRESSED))
@@ -210,10 +207,7 @@ def path_hint(url: str, other: str = "check the path") -> str:
 
 
 def named_shares(ratio: Sequence[float] | Mapping[str, float]) -> dict[str, float]:
-    """Return shares of train, val and test, or of split parts by name, by name.
-
-    Raises ConfigError if a share is negative, all are zero, or a sequence has not three.
-    """
+    """Return shares of train, val and test, or of split parts by name, by name."""
     names = tuple(ratio) if isinstance(ratio, Mapping) else SPLIT_PARTS
     shares = tuple(ratio.values() if isinstance(ratio, Mapping) else ratio)
     if len(shares) != len(names) or min(shares, default=-1) < 0 or not 0 < sum(shares) < float("inf"):
@@ -254,8 +248,7 @@ def split_by_patterns(shards: Sequence[str], patterns: Iterable[str]) -> dict[st
     """Assign shards to split parts by patterns ``NAME:PATTERN``.
 
     A pattern is tried as a regular expression that matches from the start of the path, as in
-    Megatron-Energon. If it matches no shard, it is tried as a glob or brace pattern of the whole path. Raises
-    ConfigError if a pattern has no name, or matches no shard.
+    Megatron-Energon. If it matches no shard, it is tried as a glob or brace pattern of the whole path.
 
     Example:
         >>> split_by_patterns(["a/0.tar", "a/1.tar", "b/0.tar"], ["train:a/", "val:b/*.tar"])

@@ -119,10 +119,7 @@ def duplicate_key(key: str, first: str, second: str) -> DuplicateKeyError:
 
 @contextmanager
 def sqlite_file(store: Store, tmp_path: str | os.PathLike[str] | None = None) -> Iterator[str]:
-    """Yield the local path of a dataset's index. A remote one is downloaded to ``tmp_path`` for the block.
-
-    Raises NotPreparedError if the dataset has no index.
-    """
+    """Yield the local path of a dataset's index. A remote one is downloaded to ``tmp_path`` for the block."""
     with temporary_folder(tmp_path) as folder:
         try:
             if store.is_local:

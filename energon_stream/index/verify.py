@@ -81,10 +81,7 @@ class Verifier:
 
 
 def open_verifier(index: WebDatasetIndex, store: Store, verify: Verify) -> Verifier | None:
-    """Return what compares the samples of a dataset; None if none are compared.
-
-    Raises NotPreparedError if all samples are to be compared, and the dataset has no checksums.
-    """
+    """Return what compares the samples of a dataset; None if none are compared."""
     if verify == "never":
         return None
     file = None if index.every is None else find_checksums(index.spec, store, index.every)

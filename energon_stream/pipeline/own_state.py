@@ -41,10 +41,7 @@ class InputState(dict[str, Any]):
 
 
 def pack(value: Any, inputs: Sequence[Place], where: str) -> State:
-    """Return a value as plain values. The places that the inputs have now, ``inputs``, become references.
-
-    Raises StateError if it holds anything that cannot be made again from plain values.
-    """
+    """Return a value as plain values. The places that the inputs have now, ``inputs``, become references."""
     again = [value]
 
     def packed(value: Any) -> Any:

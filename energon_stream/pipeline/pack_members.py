@@ -115,7 +115,6 @@ def resolve(
     """Return the packs and the pushback that a selector returned, as items, and how many it left out.
 
     With the numbers of a call and its batch, packs may have samples that the selector repeated or made.
-    Raises ConfigError if it did without, or returned something else than packs.
     """
     hint = "return a list of packs, which are lists of samples, or PackedSamplesOutput"
     if returned is None:

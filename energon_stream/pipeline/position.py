@@ -77,10 +77,7 @@ class Position:
 
     @classmethod
     def restore(cls, dataset: Any, state: Any) -> None:
-        """Set a dataset's position.
-
-        Raises StateError if the state is damaged, and StateMismatchError if it is of another pipeline.
-        """
+        """Set a dataset's position."""
         if not isinstance(state, dict) or state.keys() != {"dataset", "rotation", "streams"}:
             what = f"a {type(state).__name__} is no state of a dataset"
             raise StateError(what, hint="pass what save_state() returned")

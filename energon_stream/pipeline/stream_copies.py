@@ -125,8 +125,7 @@ def sources_of(dataset: Any) -> list[Any]:
 def copy_for_stream(dataset: Any, context: Context, places: Sequence[Place] = ()) -> tuple[Any, list[Any]]:
     """Return a copy of an object for a stream, and its inputs, which are at ``places``.
 
-    Functions, and what cannot be copied, such as locks, are shared. Raises ConfigError for iterators
-    that cannot be copied.
+    Functions, and what cannot be copied, such as locks, are shared.
     """
     made, several = object.__new__(type(dataset)), len(dataset.inputs)
     inputs: list[Any] = []

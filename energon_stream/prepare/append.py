@@ -201,10 +201,7 @@ class OldDataset:
                     new.executemany(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({marks})", rows)
 
     def media_filter(self, database: str) -> MediaFilter | None:
-        """Return the media filter of the index at a local path; None if it has no media.
-
-        Raises ConfigError if there are several.
-        """
+        """Return the media filter of the index at a local path; None if it has no media."""
         with closing(connect_local(database, self._where)) as index:
             has_media = index.has_table("media_filters")
             found = [*index.select("SELECT strategy, patterns FROM media_filters")] if has_media else []

@@ -70,10 +70,7 @@ class MetadataOptions:
                 raise ConfigError(f"{argument} is {name!r}", hint="give a file name such as other.yaml")
 
     def split(self, shards: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Return the shards of each split part: all in ``train`` if nothing else is said.
-
-        Raises ConfigError if the shares or patterns are wrong, or a split part with a share gets no shard.
-        """
+        """Return the shards of each split part: all in ``train`` if nothing else is said."""
         order = list(shards)
         if self.shuffle_seed is not None:
             random.Random(self.shuffle_seed).shuffle(order)
@@ -241,10 +238,7 @@ def write_offsets(
 
 
 def read_skipped(store: Store) -> Mapping[str, str]:
-    """Return what is wrong with the tars that the preparation of a dataset left out, by path.
-
-    Raises MetadataError if the file that says so is damaged.
-    """
+    """Return what is wrong with the tars that the preparation of a dataset left out, by path."""
     try:
         data = store.get(SKIPPED).data
     except ObjectNotFoundError:

@@ -275,8 +275,7 @@ def open_reader_dataset(
     """Open the dataset at the bottom of a training pipeline, in this process.
 
     ``training`` has other arguments of :func:`get_train_dataset`. With ``packing``, a task encoder is not
-    needed: which samples a pack has does not depend on it. Raises ConfigError if the task encoder composes
-    several datasets itself.
+    needed: which samples a pack has does not depend on it.
     """
     config = replace(config, num_workers=0, num_streams=config.num_streams)
     if training.get("packing") is not None:

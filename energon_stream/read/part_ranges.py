@@ -81,10 +81,9 @@ def doubtful_samples(places: PartPlaces, *, after: int, least: int, most: int) -
 def find_part_ranges(places: PartPlaces, *, max_gap: int, width: int) -> PartRanges:
     """Find the byte ranges that hold the wanted parts, with their headers.
 
-    Wanted parts of a sample with at most ``max_gap`` unwanted bytes between them share a range. If a sample
-    has more ranges than ``width``, the last one takes the rest. A sample without a wanted part contributes
-    its smallest part, because the header has the key. Raises ValueError if the parts do not follow each other
-    as in a tar.
+    Wanted parts of a sample with at most ``max_gap`` unwanted bytes between them share a range. If a
+    sample has more ranges than ``width``, the last one takes the rest. A sample without a wanted part
+    contributes its smallest part, because the header has the key.
     """
     samples, sizes, stops = places.samples, places.sizes, places.ends
     headers = places.starts - places.gaps

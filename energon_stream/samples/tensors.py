@@ -46,10 +46,7 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: T) -> T
 
 
 def _largest(tensors: Sequence[torch.Tensor], first_dimension: int) -> list[int]:
-    """Return the largest extent of each dimension from ``first_dimension`` on.
-
-    Raises SampleError if the tensors differ in dtype or in their number of dimensions.
-    """
+    """Return the largest extent of each dimension from ``first_dimension`` on."""
     kinds = {(tensor.ndim, tensor.dtype) for tensor in tensors}
     if len(kinds) != 1 or tensors[0].ndim < first_dimension:
         raise SampleError(

@@ -215,9 +215,8 @@ def check_rank_state(
 ) -> tuple[Rotation, dict[int, Any], tuple[WeightChange, ...], tuple[int, int]]:
     """Check a rank's state, or its msgpack bytes, against the dataset and the rank to restore.
 
-    Returns the rotation, the state of each stream, the weights that were set for the mixture, and the step of
-    the state with the batches of the job before it. Raises as :func:`read_rank_state`, and StateMismatchError
-    for other data, another order or pipeline, or another topology.
+    Returns the rotation, the state of each stream, the weights that were set for the mixture, and the
+    step of the state with the batches of the job before it.
     """
     read = read_rank_state(state)
     rotation = check_topology(read, config, pass_length)

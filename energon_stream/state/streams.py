@@ -38,10 +38,7 @@ def split_streams(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) -> dict[str, Any]:
-    """Join the states of a rank's streams, whichever ranks saved them, from the union of state dicts.
-
-    Raises StateMismatchError if streams are missing, or were saved at different steps.
-    """
+    """Join the states of a rank's streams, whichever ranks saved them, from the union of state dicts."""
     entries = _entries(state_dict)
     mine = range(rank, num_streams, world_size)
     missing = [stream for stream in mine if entries.get(stream) is None]
@@ -88,10 +85,7 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
 
 
 def ranks_of_streams(state_dict: Any) -> list[dict[str, Any]]:
-    """Return the states of the ranks whose streams are in a state dict, as these ranks saved them.
-
-    Raises StateMismatchError if streams of a rank are missing, or were saved at different steps.
-    """
+    """Return the states of the ranks whose streams are in a state dict, as these ranks saved them."""
     ranks: dict[int, dict[str, Any]] = {}
     for stream, data in _entries(state_dict).items():
         entry = _entry(data, stream)

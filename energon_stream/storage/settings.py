@@ -59,10 +59,7 @@ def variable(*names: str) -> str | None:
 
 
 def clean_setting(name: str, value: object) -> str:
-    """Return a setting without white space around it, which may be nothing.
-
-    Raises ConfigError, with the name of the option or variable, if no client could send the value.
-    """
+    """Return a setting without white space around it, which may be nothing."""
     if not isinstance(value, str):
         raise ConfigError(
             f"{name} must be text, not {type(value).__name__}", hint=f"write the value of {name} in quotes"

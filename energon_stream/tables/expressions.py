@@ -72,8 +72,6 @@ class Expression:
 def parse_filter(text: Any) -> Expression:
     """Check a filter, without the columns that it names.
 
-    Raises ConfigError if it cannot be parsed, or has a call, an attribute or what else is no comparison.
-
     Example:
         >>> parse_filter("clip > 0.28 and not duplicate and lang in ['en', 'de']").names
         ('clip', 'duplicate', 'lang')

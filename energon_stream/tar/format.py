@@ -311,10 +311,9 @@ def walk_sample(
 ) -> tuple[str, list[tuple[str, T]]]:
     """Find the parts of the one sample in a range of an archive, member by member.
 
-    Return the sample's key, and for each part its name and the result of ``take``, which is called before the
-    next header is read. Files that systems left are parts only if there is nothing else: other programs index
-    them. Names of parts that are links are added to ``links``. Raises CorruptTarError if a header is damaged,
-    or the range does not hold exactly one sample.
+    Return the sample's key, and for each part its name and the result of ``take``, which is called before
+    the next header is read. Files that systems left are parts only if there is nothing else: other
+    programs index them. Names of parts that are links are added to ``links``.
     """
     found: dict[bool, tuple[str, list[tuple[str, T]]]] = {}  # key and parts, of a system's files or not
     linked: list[tuple[str, str]] = []

@@ -109,8 +109,7 @@ def group_members(
 def call_with_accepted(function: Callable[..., Any], **arguments: Any) -> Any:
     """Call a function with the keyword arguments that its signature accepts, and leave out the others.
 
-    Task encoders written for older versions override ``build_train_datasets`` with fewer parameters. Raises
-    ConfigError for ``blend_weight_unit``, without which it would blend by samples.
+    Task encoders written for older versions override ``build_train_datasets`` with fewer parameters.
     """
     parameters = signature(function).parameters
     if all(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters.values()):

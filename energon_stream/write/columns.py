@@ -62,10 +62,7 @@ class ColumnMap:
         return frozenset(names | {name.partition(".")[0] for name in names} | {KEY})
 
     def sample(self, row: Row, where: str, number: str, read: Read) -> dict[str, Any]:
-        """Return the sample of a row. Its key is ``number`` if it has no other.
-
-        Raises ColumnError if a column is missing, or its value does not fit.
-        """
+        """Return the sample of a row. Its key is ``number`` if it has no other."""
         sample: dict[str, Any] = {KEY: self._key(row, where, number)}
         if self.parts is None:
             return sample | {name: value for name, value in row.items() if name != KEY}

@@ -238,8 +238,7 @@ def convert_dataset(
 def begin_conversion(store: Store, source: str, document: Mapping[str, Any]) -> bool:
     """Mark a destination as that of a conversion; return whether it is complete already.
 
-    The document says what is converted; its ``signature`` changes with that. Raises ConfigError if the
-    destination has anything else, or lies in the source.
+    The document says what is converted; its ``signature`` changes with that.
     """
     existing = {entry.path for entry in store.list(META_FOLDER)}
     other = None if CONVERSION in existing else next(iter(store.list()), None)

@@ -25,10 +25,7 @@ CRUDE: Mapping[str, Any] = {"__module__": "megatron.energon", "__class__": "Crud
 def split_of(
     arguments: PartArguments | None, counts: Mapping[str, int], options: MetadataOptions, url: str
 ) -> Mapping[str, Sequence[str]]:
-    """Return the shards of each split part: as the writers dealt samples, else as the options say.
-
-    Raises ConfigError if a split part with a share is empty, or the options are not those of the writers.
-    """
+    """Return the shards of each split part: as the writers dealt samples, else as the options say."""
     if arguments is None or not arguments.dealing:
         return options.split(counts)
     asked = arguments.dealing if options.split_ratio is None else parse_dealing(options.split_ratio)
@@ -51,10 +48,7 @@ def publish_written(
     split: Mapping[str, Sequence[str]],
     exclude: Sequence[str] = (),
 ) -> None:
-    """Write the metadata of the dataset, ``.info.json`` last, and remove the records of the shards.
-
-    Raises EmptyDatasetError if there are no shards.
-    """
+    """Write the metadata of the dataset, ``.info.json`` last, and remove the records of the shards."""
     if not builder.counts:
         raise EmptyDatasetError("no sample was written", where=store.url, hint="write one or more")
     publish(store, None, NewFiles.of(builder.complete(), options, split, exclude=exclude), {})

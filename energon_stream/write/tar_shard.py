@@ -66,11 +66,7 @@ class SampleEncoder:
         self._names: set[str] = set()  # names of parts that are good
 
     def encode(self, sample: Any) -> Encoded:
-        """Return a sample's members. Keys that begin with ``__`` are no parts.
-
-        Raises SampleError if the sample has no key or no parts, a name cannot be that of a member, or a value
-        does not fit its part.
-        """
+        """Return a sample's members. Keys that begin with ``__`` are no parts."""
         typed = self._typed
         if not isinstance(sample, Mapping):
             if typed is None or not isinstance(sample, typed.type):

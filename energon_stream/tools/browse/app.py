@@ -132,8 +132,7 @@ def _part(pages: Pages, request: Request) -> Response:
 def requested_range(header: str | None, size: int) -> ByteRange | None:
     """Return the bytes that a ``Range`` header asks for; None for the whole.
 
-    Headers with several ranges, or of another form, are ignored, as HTTP allows. Raises RangeError if no byte
-    of the range is within ``size``.
+    Headers with several ranges, or of another form, are ignored, as HTTP allows.
 
     Example:
         >>> requested_range("bytes=10-19", 100), requested_range("bytes=-5", 100)

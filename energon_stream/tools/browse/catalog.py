@@ -74,10 +74,7 @@ class Catalog:
         self._sources: list[SampleSource] = []
 
     def open(self, entry: int) -> int:
-        """Open an entry if it is not open, and return the number of its source.
-
-        Raises ConfigError if there is no such entry, and what opening a dataset raises.
-        """
+        """Open an entry if it is not open, and return the number of its source."""
         if not 0 <= entry < len(self.entries):
             raise ConfigError(f"there is no dataset number {entry}", where=self.url)
         with self._locks[entry]:

@@ -144,10 +144,7 @@ class Pages:
             return draw(data or bytes(part.read(whole)), side, self._limits, where)
 
     def part(self, query: Mapping[str, str]) -> tuple[str, ShownPart]:
-        """Return a part by its number (``part``) in a sample, and the place for messages.
-
-        Raises ConfigError if there is none.
-        """
+        """Return a part by its number (``part``) in a sample, and the place for messages."""
         _, found = self._sample(query)
         place = number(query, "part", 0)
         if place >= len(found.parts):

@@ -29,9 +29,6 @@ _FORMATS = "mov,matroska,ogg"
 def draw(data: bytes, side: int, limits: Limits, where: str) -> bytes:
     """Return an image as a JPEG file that fits a square of ``side`` pixels.
 
-    Raises PartLimitError if it has more pixels than the limits allow, and DecodeError if it is damaged or a
-    program.
-
     Example:
         >>> from PIL import Image
         >>> from energon_stream.limits import Limits

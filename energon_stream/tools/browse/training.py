@@ -98,10 +98,7 @@ class StepFinder:
         self._opened = lru_cache(_KEPT)(self._open)
 
     def find(self, run: Run) -> list[tuple[DatasetIndex, int]]:
-        """Return the samples of a step: the dataset of each, and its number there.
-
-        Raises ConfigError if the numbers do not fit each other, and what :func:`get_train_dataset` raises.
-        """
+        """Return the samples of a step: the dataset of each, and its number there."""
         streams = max(run.num_streams, run.world_size * max(1, run.num_workers))
         if streams > _MOST_STREAMS:
             raise ConfigError(f"{streams:,} streams are too many to plan", hint=f"at most {_MOST_STREAMS:,}")

@@ -173,8 +173,7 @@ def samples_of_step(dataset: ReaderDataset, step: int, batch_size: int) -> Refs:
     """Return the samples of one step of a rank, in order; no sample is read.
 
     ``dataset`` is the one at the bottom of the training, whose configuration names rank and streams;
-    ``batch_size`` counts samples of a step, in planned packing packs. Raises ConfigError if a number is
-    negative, or too many samples come before the step.
+    ``batch_size`` counts samples of a step, in planned packing packs.
 
     Example:
         >>> from energon_stream import WorkerConfig

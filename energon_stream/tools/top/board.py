@@ -133,10 +133,7 @@ class Board:
 
 
 def find_folder(given: str | None) -> Path:
-    """Return the folder of an argument, or that of the environment.
-
-    Raises ConfigError if there is none.
-    """
+    """Return the folder of an argument, or that of the environment."""
     folder = given or os.environ.get(STATS_DIR)
     if not folder:
         raise ConfigError("no folder of statistics", hint=f"give one, and train with {STATS_DIR} set to it")
