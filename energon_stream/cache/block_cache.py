@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.block_reader import BlockReader, OpenBlocks, join_chunks, recorded_gaps
 from energon_stream.cache.block_writer import BlockWriter
+from energon_stream.cache.config import CacheConfig
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.download import READ_OVER, Download, Get
 from energon_stream.cache.identity import ObjectIdentity, ObjectPlace, clean_url, root_name
@@ -21,11 +23,6 @@ from energon_stream.cache.records import Span, merge_spans
 from energon_stream.errors import ConfigError, RangeError
 from energon_stream.fork import PerProcess
 from energon_stream.storage import ByteRange
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from energon_stream.cache.config import CacheConfig
 
 _OPEN_BLOCKS = 64  # two file descriptors and 32 MiB of address space each
 

@@ -8,10 +8,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import xxhash
 
+from energon_stream.cache.identity import BlockPlace
+from energon_stream.cache.ledger import Ledger
 from energon_stream.cache.locks import StripedLocks
 from energon_stream.cache.private import PrivateFile
 from energon_stream.cache.records import (
@@ -22,10 +23,6 @@ from energon_stream.cache.records import (
     encode_records,
     page_ceil,
 )
-
-if TYPE_CHECKING:
-    from energon_stream.cache.identity import BlockPlace
-    from energon_stream.cache.ledger import Ledger
 
 MOST_RECORDS = 1 << 14  # of a block, which then takes no more bytes
 

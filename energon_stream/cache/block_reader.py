@@ -6,14 +6,12 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from energon_stream.cache.block_file import BlockFile, DamagedError
+from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
 from energon_stream.cache.records import Span, merge_spans, outside
 from energon_stream.logs import log_once
-
-if TYPE_CHECKING:
-    from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
 
 _log = logging.getLogger(__name__)
 

@@ -7,19 +7,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from energon_stream.cache.block_file import BlockFile
+from energon_stream.cache.block_reader import OpenBlocks
+from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.eviction import make_room
+from energon_stream.cache.identity import BlockRange, ObjectPlace
 from energon_stream.cache.ledger import free_bytes
 from energon_stream.cache.locks import Busy, LockedFile, patience
 from energon_stream.cache.records import PAGE_BYTES, Span, page_ceil
 from energon_stream.logs import log_once
-
-if TYPE_CHECKING:
-    from energon_stream.cache.block_file import BlockFile
-    from energon_stream.cache.block_reader import OpenBlocks
-    from energon_stream.cache.directory import CacheDirectory
-    from energon_stream.cache.identity import BlockRange, ObjectPlace
 
 _log = logging.getLogger(__name__)
 

@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgpack
 
 from energon_stream.cache.block_cache import BlockCache, CacheSnapshot
+from energon_stream.cache.config import CacheConfig
+from energon_stream.cache.download import Get
 from energon_stream.cache.identity import ObjectIdentity, root_name
 from energon_stream.cache.kept_files import KeptFiles
 from energon_stream.cache.locks import has_locks
@@ -28,10 +30,6 @@ from energon_stream.fork import PerProcess
 from energon_stream.logs import log_once
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.storage.attempts import AttemptListener, ScheduledStore, with_listener
-
-if TYPE_CHECKING:
-    from energon_stream.cache.config import CacheConfig
-    from energon_stream.cache.download import Get
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

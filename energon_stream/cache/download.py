@@ -6,14 +6,12 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from energon_stream.cache.block_reader import BlockReader, CachedBytes
+from energon_stream.cache.block_writer import BlockWriter, Claim
+from energon_stream.cache.identity import ObjectPlace
 from energon_stream.cache.records import Span, merge_spans, outside
-
-if TYPE_CHECKING:
-    from energon_stream.cache.block_writer import BlockWriter, Claim
-    from energon_stream.cache.identity import ObjectPlace
 
 Get: TypeAlias = Callable[[int, int], memoryview]
 """Fetches bytes ``start`` to ``stop`` of an object: all of them, or it raises."""

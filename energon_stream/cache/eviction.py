@@ -12,13 +12,11 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.identity import ObjectPlace, block_at
 from energon_stream.errors import ConfigError
-
-if TYPE_CHECKING:
-    from energon_stream.cache.directory import CacheDirectory
 
 
 @dataclass(frozen=True, slots=True)

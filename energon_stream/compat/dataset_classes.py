@@ -10,25 +10,23 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from energon_stream.arguments import SPLIT_CONFIG
 from energon_stream.compat.building import OpenedObject, open_joined, open_object
 from energon_stream.compat.epath import EPath
+from energon_stream.config.mixture import LeafDataset
 from energon_stream.config.sample_types import DATASET_CLASSES
 from energon_stream.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import ConfigError
+from energon_stream.media import FileStore
+from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.media_tables import prepare_media
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.prepare.prepare_files import prepare_file
 from energon_stream.samples import CrudeSample, Sample
 from energon_stream.tar.format import split_name
-
-if TYPE_CHECKING:
-    from energon_stream.config.mixture import LeafDataset
-    from energon_stream.media import FileStore
-    from energon_stream.prepare.media_headers import MediaFilter
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 __all__ = [
     "BaseCoreDatasetFactory",

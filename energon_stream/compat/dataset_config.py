@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import update_wrapper, wraps
 from inspect import unwrap
 from types import FunctionType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from energon_stream import config
 from energon_stream.arguments import DATASET_CONFIG, names_checked
@@ -21,11 +22,7 @@ from energon_stream.index import yaml_io
 from energon_stream.index.file_format import find_format
 from energon_stream.index.info_files import META_FOLDER
 from energon_stream.printable import nearest
-
-if TYPE_CHECKING:
-    import os
-
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.compat.building import CalledMethods, describe_object, foreign_bases
 from energon_stream.compat.dataset_classes import DefaultGenericWebdatasetFactory
 from energon_stream.compat.epath import EPath
 from energon_stream.config.named_code import import_class
+from energon_stream.decode import FileStoreDecoder
 from energon_stream.errors import MetadataError
-
-if TYPE_CHECKING:
-    from energon_stream.decode import FileStoreDecoder
-    from energon_stream.samples import Sample
+from energon_stream.samples import Sample
 
 _HOOKS = ("build", "shard_workers", "slice_workers", "split_samples_to_workers")
 

@@ -6,16 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, BinaryIO, TypeAlias, Union
+from typing import BinaryIO, TypeAlias, Union
 
 from energon_stream.compat.epath import EPath
 from energon_stream.errors import ConfigError
+from energon_stream.media.metadata import MediaMetadataBase
 from energon_stream.prepare.media_headers import MediaFilter, read_image
 from energon_stream.prepare.media_tables import prepare_media
 from energon_stream.progress import Progress
-
-if TYPE_CHECKING:
-    from energon_stream.media.metadata import MediaMetadataBase
 
 SourceData: TypeAlias = Union[bytes, EPath, BinaryIO]  # noqa: UP007 # evaluated
 """A media file: its bytes, its path, or an open file."""

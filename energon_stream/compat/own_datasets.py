@@ -5,15 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from energon_stream.compat.draws import Savable
 from energon_stream.compat.sample_helpers import get_sample_restore_key
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline import SavableDataset
-    from energon_stream.pipeline.node import RestoreKey
-    from energon_stream.worker import WorkerConfig
+from energon_stream.pipeline import SavableDataset
+from energon_stream.pipeline.node import RestoreKey
+from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
 

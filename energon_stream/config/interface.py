@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Unpack, cast
+from typing import Any, Generic, Unpack, cast
 
 from energon_stream.config.dataset_options import DatasetOptions, DatasetRequest, Shuffling
 from energon_stream.config.join_indices import prepare_metadataset
@@ -14,12 +14,10 @@ from energon_stream.config.opening import DatasetLocation, PathOption
 from energon_stream.config.references import LeafRef, multiplied
 from energon_stream.errors import ConfigError
 from energon_stream.limits import Limits
+from energon_stream.pipeline import SavableDataset
+from energon_stream.storage import Transport
+from energon_stream.task import DatasetBlendMode, LoadedDataset
 from energon_stream.task.encoder import T_sample
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline import SavableDataset
-    from energon_stream.storage import Transport
-    from energon_stream.task import DatasetBlendMode, LoadedDataset
 
 
 @dataclass(frozen=True, slots=True)

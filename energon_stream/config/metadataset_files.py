@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.cache.cached_store import read_again
 from energon_stream.config.metadataset import MetadatasetDocument, parse_metadataset
@@ -21,15 +21,13 @@ from energon_stream.config.references import (
     mixture_items,
     references,
 )
+from energon_stream.config.subset import Subset
 from energon_stream.errors import ConfigError, LimitError
 from energon_stream.index.info_files import load_document
 from energon_stream.index.yaml_io import read_document
 from energon_stream.limits import Limits
 from energon_stream.storage import Body, StoreLayer, StoreSpec, Transport, shared_fetcher
 from energon_stream.urls import absolute_path, is_local, join_url, parent_url, plain_or_dataset
-
-if TYPE_CHECKING:
-    from energon_stream.config.subset import Subset
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.config.listed_samples import warn_of_unused
@@ -21,6 +21,7 @@ from energon_stream.config.references import (
     Reference,
     inherit,
 )
+from energon_stream.config.sample_types import DeclaredSamples
 from energon_stream.config.subset import Subset
 from energon_stream.config.view import View, with_view, without_bad
 from energon_stream.errors import ConfigError
@@ -43,9 +44,6 @@ from energon_stream.storage import StoreSpec
 from energon_stream.storage.obstore_use import run_forkable
 from energon_stream.threads import thread_errors
 from energon_stream.urls import is_local
-
-if TYPE_CHECKING:
-    from energon_stream.config.sample_types import DeclaredSamples
 
 PathOption = str | os.PathLike[str] | Mapping[str, Any]
 """Path or URL of a dataset or metadataset, or a metadataset's parsed content."""

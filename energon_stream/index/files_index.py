@@ -6,23 +6,21 @@ import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.cache.cached_store import read_again
 from energon_stream.errors import EmptyDatasetError, LimitError, MetadataError, ObjectNotFoundError
+from energon_stream.index.checksums import AllSamples
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex, digest_hex
 from energon_stream.index.file_format import FileFormat, FilePlace, OpenedFile
 from energon_stream.index.info_files import META_FOLDER, load_document
 from energon_stream.index.yaml_io import read_document
 from energon_stream.limits import Limits
+from energon_stream.storage import StoreSpec
 from energon_stream.urls import split_query
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.index.checksums import AllSamples
-    from energon_stream.storage import StoreSpec
 
 FILES_JSON = f"{META_FOLDER}/files.json"
 _AGAIN = "run `energon-stream prepare` again"

@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from energon_stream.errors import EnergonStreamError, RangeError
 from energon_stream.index.database import index_database
+from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.shard_marks import shard_mark
 from energon_stream.index.sqlite_index import INDEX_SQLITE
@@ -25,9 +26,6 @@ from energon_stream.storage import ByteRange, Store
 from energon_stream.storage.obstore_use import run_forkable
 from energon_stream.tar.scan import HEAD_BYTES, ShardScan, hash_head
 from energon_stream.urls import is_local, local_path
-
-if TYPE_CHECKING:
-    from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 
 _log = logging.getLogger(__name__)
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from energon_stream.atomic_files import replacing
 from energon_stream.errors import ConfigError, StateError
 from energon_stream.loader import BasicDataLoader, SavableDataLoader
+from energon_stream.pipeline import SavableDataset
 from energon_stream.state import ranks_of_streams
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline import SavableDataset
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
 

@@ -6,19 +6,17 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from energon_stream.errors import ConfigError
 from energon_stream.integrations.batch_puller import PulledBatch, PullingLoader
+from energon_stream.loader import BasicDataLoader
 from energon_stream.loader.ranks import gather_states
 from energon_stream.samples import Batch
 from energon_stream.samples.tensors import map_tensors
 from energon_stream.state import split_streams
-
-if TYPE_CHECKING:
-    from energon_stream.loader import BasicDataLoader
 
 T = TypeVar("T")
 

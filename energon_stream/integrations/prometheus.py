@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.imports import of_extra
+from energon_stream.loader import BasicDataLoader
 from energon_stream.loader.observe.metrics import METRICS
-
-if TYPE_CHECKING:
-    from energon_stream.loader import BasicDataLoader
 
 with of_extra("prometheus"):
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric

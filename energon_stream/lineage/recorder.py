@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import ConfigError, EnergonStreamError, ObjectNotFoundError, RunMismatchError
 from energon_stream.index.bad_samples import (
@@ -30,16 +30,14 @@ from energon_stream.lineage.run_description import (
 )
 from energon_stream.lineage.tracker import is_in_order, operators, reader_state
 from energon_stream.pipeline import BatchDataset
+from energon_stream.pipeline.dataset import SavableDataset
+from energon_stream.pipeline.node import State
 from energon_stream.pipeline.reader_dataset import find_readers
+from energon_stream.pipeline.stream_runner import Rotation, Step
 from energon_stream.schedule import BlendPlan, WeightChange, damaged, describe_plan, is_count, reading
 from energon_stream.state.mixture_weights import write_changes
 from energon_stream.storage import Store, StoreSpec
 from energon_stream.storage.claims import Claim
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.node import State
-    from energon_stream.pipeline.stream_runner import Rotation, Step
 
 _log = logging.getLogger(__name__)
 

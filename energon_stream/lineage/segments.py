@@ -5,19 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from energon_stream.index.dataset import DatasetIndex
 from energon_stream.lineage.log import EntryKind, LogFile, unpack_numbers, unpack_refs
+from energon_stream.lineage.run_description import DataDescription, Segment
 from energon_stream.rng import derive_key
 from energon_stream.schedule import BlendPlan, Cursor, CursorCodec, Plan, Schedule, build_schedule, skip
 from energon_stream.state.mixture_weights import WEIGHTS, read_changes
 from energon_stream.worker_fields import share_of
-
-if TYPE_CHECKING:
-    from energon_stream.index.dataset import DatasetIndex
-    from energon_stream.lineage.run_description import DataDescription, Segment
 
 _CHUNK = 1 << 16
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.lineage.log import EntryKind, pack_numbers, pack_refs
 from energon_stream.pipeline import (
@@ -14,15 +14,13 @@ from energon_stream.pipeline import (
     MapDataset,
     RepeatDataset,
 )
+from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.failure_notes import sources_in
 from energon_stream.pipeline.filters import PassThrough
 from energon_stream.pipeline.node import Context, RestoreKey, State
 from energon_stream.pipeline.reader_dataset import ReaderDataset
+from energon_stream.pipeline.stream_runner import Note
 from energon_stream.schedule import BlendPlan, Cursor, CursorCodec, Refs, Schedule, WeightChange
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.stream_runner import Note
 
 _IN_ORDER = (
     BatchDataset,

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from energon_stream.arguments import names_checked
 from energon_stream.errors import ConfigError
 from energon_stream.loader.loader import BasicDataLoader
+from energon_stream.loader.loader_options import OnWorkerDeath, OnWorkerHang
 from energon_stream.loader.savable import SavableDataLoader
 from energon_stream.logs import warn_deprecated
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-
-    from energon_stream.loader.loader_options import OnWorkerDeath, OnWorkerHang
-    from energon_stream.media import CachePool
-    from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.worker import WorkerConfig
+from energon_stream.media import CachePool
+from energon_stream.pipeline.dataset import SavableDataset
+from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -27,17 +27,15 @@ from energon_stream.loader.observe.observed import ObservedLoader
 from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.session import InProcess
 from energon_stream.loader.workers import Workers
+from energon_stream.media import CachePool
 from energon_stream.pipeline.dataset import SavableDataset, drawing_of
 from energon_stream.pipeline.failures import check_pass, shorten
+from energon_stream.pipeline.node import RestoreKey
 from energon_stream.pipeline.stream_runner import BAD_SAMPLES, Step
 from energon_stream.plugins import debug_log
 from energon_stream.samples.tensors import map_tensors
 from energon_stream.storage.obstore_use import run_forkable
-
-if TYPE_CHECKING:
-    from energon_stream.media import CachePool
-    from energon_stream.pipeline.node import RestoreKey
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import ConfigError, StateError, StepPassedError, WeightsError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.sample_sizes import block_bytes
+from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.ranks import gather_to_all
 from energon_stream.pipeline import IterMapDataset
+from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.iterables import is_iterable
+from energon_stream.pipeline.node import State
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.printable import counted
 from energon_stream.schedule import (
@@ -28,13 +31,7 @@ from energon_stream.state.mixture_weights import digest_of_changes
 from energon_stream.storage.obstore_use import run_forkable
 from energon_stream.tables.costs import mean_costs
 from energon_stream.urls import is_local, shown_url
-
-if TYPE_CHECKING:
-    from energon_stream.loader.position import LoaderPosition
-    from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.node import State
-    from energon_stream.worker import WorkerConfig
-
+from energon_stream.worker import WorkerConfig
 
 _SIZED_SHARDS = 4  # whose sizes tell the mean size of samples, where the metadata does not
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.lineage.recorder import RunRecorder
@@ -18,6 +18,9 @@ from energon_stream.loader.mixture_control import check_changes, is_live, steps_
 from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.ranks import broadcast_states, gather_states
 from energon_stream.logs import warn_deprecated
+from energon_stream.pipeline.dataset import SavableDataset
+from energon_stream.pipeline.node import State
+from energon_stream.pipeline.stream_runner import Step
 from energon_stream.state import (
     ChangeReport,
     check_rank_state,
@@ -31,11 +34,6 @@ from energon_stream.state import (
 from energon_stream.state.change import continue_state
 from energon_stream.state.description import Description, describe
 from energon_stream.state.rank import peek_dealt_to
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.node import State
-    from energon_stream.pipeline.stream_runner import Step
 
 T = TypeVar("T")
 OnChange: TypeAlias = Literal["error", "continue"]

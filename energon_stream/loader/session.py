@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from energon_stream.loader.loader_options import LoaderOptions
 from energon_stream.loader.observe.meter import Reporter
 from energon_stream.loader.observe.monitor import Activity
+from energon_stream.loader.observe.stats import ProcessReport
 from energon_stream.loader.observe.watchdog import Watchdog
+from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.resources import limit_error
 from energon_stream.media import use_pool
-
-if TYPE_CHECKING:
-    from energon_stream.loader.loader_options import LoaderOptions
-    from energon_stream.loader.observe.stats import ProcessReport
-    from energon_stream.loader.position import LoaderPosition
-    from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.stream_runner import Step
+from energon_stream.pipeline.dataset import SavableDataset
+from energon_stream.pipeline.stream_runner import Step
 
 _log = logging.getLogger(__name__)
 

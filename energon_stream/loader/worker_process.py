@@ -9,26 +9,24 @@ import signal
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from energon_stream.errors import FatalSampleError
 from energon_stream.fork import begin_child, pickled_error
 from energon_stream.loader.channel import ParentGoneError, Sender, Wire, close_inherited_ends
+from energon_stream.loader.loader_options import LoaderOptions
 from energon_stream.loader.observe.meter import Reporter
 from energon_stream.loader.observe.monitor import answer_monitor
+from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.resources import allow_many_files, keep_freed_memory, limit_error
 from energon_stream.media import use_pool
+from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.failures import shorten
+from energon_stream.pipeline.stream_runner import StreamRunner
 from energon_stream.samples.batch_memory import use_batch_memory
 from energon_stream.tracing import start_recording
-
-if TYPE_CHECKING:
-    from energon_stream.loader.loader_options import LoaderOptions
-    from energon_stream.loader.position import LoaderPosition
-    from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.pipeline.stream_runner import StreamRunner
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,19 +24,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from energon_stream.errors import ConfigError, EnergonStreamError, StorageError
 from energon_stream.fork import PerProcess, pickled
 from energon_stream.living import process_mark
 from energon_stream.media.file_store import FileStore, add_source
 from energon_stream.media.pool import CachePool, DataLazy, DirectLazy, Lazy
+from energon_stream.samples import SourceInfo
 from energon_stream.storage import Fetcher
 from energon_stream.temporary_folders import remove_abandoned
 from energon_stream.urls import absolute_path
-
-if TYPE_CHECKING:
-    from energon_stream.samples import SourceInfo
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -11,22 +11,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar
 
 from energon_stream.drawing import SHOWN, Drawing
 from energon_stream.errors import ConfigError
+from energon_stream.index.bad_samples import BadSample
+from energon_stream.pipeline.failure_notes import Named
 from energon_stream.pipeline.iterables import adopt
 from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State, foreign_key
 from energon_stream.pipeline.position import Position, is_activated
 from energon_stream.pipeline.stream_copies import iterate_parent, restore_own, save_own, stream_inputs
 from energon_stream.pipeline.stream_runner import StreamRunner, with_restore_key
+from energon_stream.schedule import WeightChange
 from energon_stream.schedule.saved import is_count
-
-if TYPE_CHECKING:
-    from energon_stream.index.bad_samples import BadSample
-    from energon_stream.pipeline.failure_notes import Named
-    from energon_stream.schedule import WeightChange
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType, GeneratorType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from energon_stream.errors import (
     EnergonStreamError,
@@ -19,11 +19,9 @@ from energon_stream.errors import (
 )
 from energon_stream.index.bad_samples import most_frequent
 from energon_stream.pipeline.failure_notes import MOST_CAUSES, entries, lines_of
+from energon_stream.pipeline.node import Context, Item, State
 from energon_stream.pipeline.time_limit import TimeLimit
 from energon_stream.printable import counted
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline.node import Context, Item, State
 
 Items: TypeAlias = "Sequence[Item]"
 P = ParamSpec("P")

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, Unpack, overload
+from typing import Any, ClassVar, Final, TypedDict, Unpack, overload
 
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import (
@@ -18,6 +18,7 @@ from energon_stream.pipeline.dataset import (
     function_name,
     is_stateless,
 )
+from energon_stream.pipeline.failure_notes import Failures, Notes
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, SKIPPED, FailureGuard
 from energon_stream.pipeline.node import (
     Context,
@@ -32,10 +33,7 @@ from energon_stream.pipeline.node import (
     read_state,
 )
 from energon_stream.schedule.saved import damaged, is_count, shown
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline.failure_notes import Failures, Notes
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 _KIND: Final = "Map"
 _FIRST_WAVE = 4

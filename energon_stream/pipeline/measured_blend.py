@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from energon_stream.errors import ConfigError
+from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, SKIPPED, FailureGuard, field_of
 from energon_stream.pipeline.mixing import BlendDataset, BlendNode, choose
 from energon_stream.pipeline.node import END, Context, End, Item, State, read_state
 from energon_stream.rng import uniform
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline.dataset import SavableDataset
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 _PARTS = 1 << 10  # of a unit, to which sizes are rounded: sums of integers are exact
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from energon_stream.drawing import Drawing
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.batching import BatchDataset
 from energon_stream.pipeline.dataset import MultiInput, SavableDataset, T_co, Wrapper
 from energon_stream.pipeline.node import END, Context, End, Item, Node, State, WrapperNode, read_state
 from energon_stream.rng import uniform
 from energon_stream.schedule.saved import damaged
-
-if TYPE_CHECKING:
-    from energon_stream.drawing import Drawing
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 
 class _ConcatNode(WrapperNode):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import StateError, StateMismatchError, WorkerError
+from energon_stream.pipeline.node import State
 from energon_stream.pipeline.stream_runner import Rotation, StreamRunner
 from energon_stream.rng import derive_key
 from energon_stream.schedule.saved import damaged, is_count, reading
 from energon_stream.worker import Activation, innermost_call
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline.node import State
 
 _NAME = "_position"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
+from typing import Any, TypedDict, TypeGuard
 
 import numpy as np
 
@@ -18,11 +18,13 @@ from energon_stream.errors import (
     StorageError,
 )
 from energon_stream.fork import PerProcess
+from energon_stream.index.bad_samples import BadSample
 from energon_stream.index.dataset import identity
 from energon_stream.index.entries import OffsetCache
 from energon_stream.index.shard_starts import with_starts
 from energon_stream.pipeline.blend_shares import tell_shares
 from energon_stream.pipeline.dataset import SavableDataset
+from energon_stream.pipeline.failure_notes import Named
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, FailureGuard
 from energon_stream.pipeline.leaf import Leaf, draw_plan, key_of, place_of
 from energon_stream.pipeline.node import (
@@ -41,6 +43,7 @@ from energon_stream.pipeline.pack_keys import PackPlan, piece_key, piece_of
 from energon_stream.plugins import debug_log
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
+from energon_stream.read.locator import Locator, RawSample
 from energon_stream.read.open_locator import open_locator
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.rng import derive_key
@@ -70,12 +73,7 @@ from energon_stream.schedule import (
     stream_shares,
 )
 from energon_stream.storage import Fetcher, shared_fetcher
-
-if TYPE_CHECKING:
-    from energon_stream.index.bad_samples import BadSample
-    from energon_stream.pipeline.failure_notes import Named
-    from energon_stream.read.locator import Locator, RawSample
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 
 class _Resources:

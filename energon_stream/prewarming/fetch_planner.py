@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.cache import BlockCache, CachedStore
 from energon_stream.prewarming.results import PrewarmPlan
 from energon_stream.prewarming.spans import Coverage, cut, earliest, total_bytes
+from energon_stream.prewarming.wanted import WantedBytes
 from energon_stream.storage import ByteRange, Store
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.prewarming.wanted import WantedBytes
 
 REQUEST_BYTES = 5 << 20  # the most of a request, so that a range a little above the usual is not cut
 USUAL_BYTES = 4 << 20  # of a request; all in flight together take no more memory than training may

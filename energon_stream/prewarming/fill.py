@@ -5,19 +5,15 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from energon_stream.cache import BlockCache
+from energon_stream.cache.cached_store import CachedStore
 from energon_stream.prewarming.fetch_planner import REQUEST_BYTES, PlannedFetch, store_of
 from energon_stream.storage import ByteRange, Fetcher
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from energon_stream.cache.cached_store import CachedStore
 
 LEAST_BYTES = 1 << 20  # of the last fetches; smaller ones would mostly wait for their first byte
 _OVERHEAD_BYTES = 64 << 10  # disk space of a range beside its bytes, rather more than less

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
+from energon_stream.index.entries import OffsetCache
 from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.index.verify import Verify, open_verifier
 from energon_stream.logs import log_once
 from energon_stream.read.file_locator import FileLocator
 from energon_stream.read.join_locator import JoinLocator
+from energon_stream.read.locator import Locator
 from energon_stream.read.part_locator import PartLocator
+from energon_stream.read.part_ranges import PartSelection
 from energon_stream.read.tar_locator import TarLocator
-
-if TYPE_CHECKING:
-    from energon_stream.index.entries import OffsetCache
-    from energon_stream.read.locator import Locator
-    from energon_stream.read.part_ranges import PartSelection
 
 _log = logging.getLogger(__name__)
 

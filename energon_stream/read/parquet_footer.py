@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from energon_stream.errors import LimitError, MetadataError, RangeError
 from energon_stream.imports import LazyModule
+from energon_stream.index.file_format import OpenedFile
 from energon_stream.index.jsonl_index import size_of
+from energon_stream.limits import Limits
 from energon_stream.storage import ByteRange, Store
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from energon_stream.index.file_format import OpenedFile
-    from energon_stream.limits import Limits
 
 pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
 pq: ModuleType | Any = LazyModule("pyarrow.parquet", "parquet")

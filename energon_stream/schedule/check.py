@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf_order import LeafSchedule
 from energon_stream.schedule.planned import PackCursor, PackedSchedule
 from energon_stream.schedule.saved import damaged
-
-if TYPE_CHECKING:
-    from energon_stream.schedule.schedule import (
-        BlendCursor,
-        ConcatCursor,
-        Cursor,
-        LeafCursor,
-        RepeatCursor,
-        Schedule,
-    )
+from energon_stream.schedule.schedule import (
+    BlendCursor,
+    ConcatCursor,
+    Cursor,
+    LeafCursor,
+    RepeatCursor,
+    Schedule,
+)
 
 _MOST_SLOTS = 1 << 19  # slices that one check may look up, in about 0.05 s
 _LEAST_SLOTS = 1 << 12  # slices whose look-up takes about as long as an empty one

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.rng import derive_key, uniform
 from energon_stream.schedule.pack_planning import (
     EVEN,
+    Load,
     in_units,
     match_rows,
     open_packs,
@@ -18,10 +19,6 @@ from energon_stream.schedule.pack_planning import (
     swap_packs,
     unevenness,
 )
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.schedule.pack_planning import Load
 
 _BLOCKS = (2, 4)
 """Blocks of neighbours of a stream in a window, the fewest first: more are more even, and more requests."""

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.errors import StateError
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf_order import LeafSchedule
@@ -35,10 +36,7 @@ from energon_stream.schedule.schedule import (
     RepeatCursor,
     Schedule,
 )
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.schedule.weights import EvenState
+from energon_stream.schedule.weights import EvenState
 
 PackedCursor: TypeAlias = Any
 """A cursor as plain values; ``bytes`` stand for the children of large blends."""

@@ -26,10 +26,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers, is_reader_config
 from energon_stream.schedule import damaged, is_count, pack_columns, reading, shown, unpack_columns
 from energon_stream.schedule.planned import PACKING
@@ -42,9 +43,6 @@ from energon_stream.state.identity import (
     match,
     read_identities,
 )
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline.dataset import SavableDataset
 
 _MOST_LEAVES = 1 << 18  # datasets of a mixture that a state may name: they are unpacked in some megabytes
 _MOST_MARKED = 64

@@ -6,16 +6,14 @@ Streams own the state, so their states and the index of the job's next batch are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import StateError, StateMismatchError
+from energon_stream.pipeline.stream_runner import Rotation
 from energon_stream.state.digest import with_digest
 from energon_stream.state.mixture_weights import read_changes
 from energon_stream.state.rank import DEALT_TO, read_rank_state, world_sizes
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline.stream_runner import Rotation
 
 
 def deal_state(states: Sequence[Any], rank: int, world_size: int) -> Any:

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from energon_stream.errors import BadAnswerError, RangeError, UnsupportedStoreError
 from energon_stream.fork import PerProcess
@@ -17,11 +17,9 @@ from energon_stream.storage._answers import object_changed
 from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore, with_listener
 from energon_stream.storage.contact import contact_with
 from energon_stream.storage.counters import StorageCounters, default_counters
+from energon_stream.storage.retry import RetryPolicy
 from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta, Store
 from energon_stream.tracing import current_recorder
-
-if TYPE_CHECKING:
-    from energon_stream.storage.retry import RetryPolicy
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

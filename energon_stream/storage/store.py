@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
-if TYPE_CHECKING:
-    from datetime import datetime
+from datetime import datetime
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True, order=True)

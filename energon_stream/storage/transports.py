@@ -12,21 +12,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from energon_stream.errors import ConfigError, UnsupportedStoreError
 from energon_stream.logs import log_once
 from energon_stream.printable import strip_credentials
 from energon_stream.storage.contact import known_stores
+from energon_stream.storage.counters import StorageCounters
 from energon_stream.storage.local import LocalStore
 from energon_stream.storage.managed import ManagedStore
 from energon_stream.storage.obstore_use import obstore_usable
 from energon_stream.storage.retry import RetryPolicy, retry_deadline
 from energon_stream.storage.store import Store
 from energon_stream.urls import is_local, join_url, path_text, url_scheme
-
-if TYPE_CHECKING:
-    from energon_stream.storage.counters import StorageCounters
 
 _log = logging.getLogger(__name__)
 

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias, overload
+from typing import Any, NamedTuple, Self, TypeAlias, overload
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.cache.cached_store import read_again
 from energon_stream.errors import (
     ConfigError,
@@ -26,20 +27,17 @@ from energon_stream.errors import (
     MetadataError,
     ObjectNotFoundError,
 )
+from energon_stream.index.dataset import DatasetIndex
 from energon_stream.index.file_format import find_format
 from energon_stream.index.files_index import open_file
 from energon_stream.index.index_files import ENTRY_BYTES
 from energon_stream.index.info_files import META_FOLDER, load_document, read_info
 from energon_stream.index.yaml_io import check_keys, read_document
+from energon_stream.limits import Limits
 from energon_stream.selection import Mask, Selection
 from energon_stream.storage import ObjectMeta, Store, StoreSpec
 from energon_stream.storage.in_order import stream_object
 from energon_stream.urls import split_query
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.index.dataset import DatasetIndex
-    from energon_stream.limits import Limits
 
 _NAME = re.compile(r"[\w.+=@-]+")
 _VERSION = 1

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
+from energon_stream.decode import FileStoreDecoder
 from energon_stream.errors import ConfigError
+from energon_stream.pipeline.pack_members import PackedSamplesOutput
+from energon_stream.samples import CrudeSample
+from energon_stream.task.cooking import Cooker
 from energon_stream.task.encoder import T_batch, T_encoded_sample, T_raw_batch, T_sample, TaskEncoder
-
-if TYPE_CHECKING:
-    from energon_stream.decode import FileStoreDecoder
-    from energon_stream.pipeline.pack_members import PackedSamplesOutput
-    from energon_stream.samples import CrudeSample
-    from energon_stream.task.cooking import Cooker
-    from energon_stream.task.packers import LengthPacker
+from energon_stream.task.packers import LengthPacker
 
 _BUILDERS = (
     "build_train_datasets",

@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.engine.processes import LocalEngine
+from energon_stream.engine.tasks import Part, TaskEngine
 from energon_stream.errors import ConfigError
 from energon_stream.index.checksums import digest, read_checksums
 from energon_stream.index.dataset import read_metadata
@@ -28,9 +29,6 @@ from energon_stream.write.dealing import Dealer, parse_dealing
 from energon_stream.write.finish import finish_dataset
 from energon_stream.write.guess import guess_dataset_yaml
 from energon_stream.write.tar_shard import MAX_SIZE
-
-if TYPE_CHECKING:
-    from energon_stream.engine.tasks import Part, TaskEngine
 
 CONVERSION = f"{META_FOLDER}/convert.json"  # what a dataset was converted from, or is being converted from
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from energon_stream.errors import SampleError, SourceError
 from energon_stream.index.checksums import checksum_error, digest_samples
 from energon_stream.index.info_files import META_FOLDER
+from energon_stream.prepare.shard_records import ShardRecord
 from energon_stream.printable import counted
 from energon_stream.storage import ListEntry, Store, StoreSpec
+from energon_stream.write.columns import ColumnMap
 from energon_stream.write.convert_plan import row_key
 from energon_stream.write.journal import WRITING, load_shard
 from energon_stream.write.shard_writer import ShardWriter
-
-if TYPE_CHECKING:
-    from energon_stream.prepare.shard_records import ShardRecord
-    from energon_stream.write.columns import ColumnMap
-    from energon_stream.write.sources.source import Section, Source
+from energon_stream.write.sources.source import Section, Source
 
 
 @dataclass(frozen=True, slots=True)

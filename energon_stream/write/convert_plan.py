@@ -8,7 +8,7 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 
@@ -17,11 +17,9 @@ from energon_stream.storage import StoreSpec
 from energon_stream.write.columns import ColumnMap, parse_columns
 from energon_stream.write.guess import guess_columns
 from energon_stream.write.sources.detect import open_source
+from energon_stream.write.sources.source import Section, Source
 from energon_stream.write.tar_shard import MAX_SIZE, SampleEncoder
 from energon_stream.write.values import AUTO
-
-if TYPE_CHECKING:
-    from energon_stream.write.sources.source import Section, Source
 
 PREVIEW_ROWS = 8
 _SEED = 0  # of the order of sections

@@ -10,9 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.atomic_files import remove_temporaries
+from energon_stream.config.sample_types import SampleType
 from energon_stream.errors import ConfigError
 from energon_stream.index.index_files import encode_offsets, index_path
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER
@@ -20,6 +21,7 @@ from energon_stream.prepare.builder import IndexBuilder
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.prepare.shard_records import ShardRecord, ShardRecords
 from energon_stream.quantities import parse_size
+from energon_stream.samples import Sample
 from energon_stream.storage import Store, StoreSpec
 from energon_stream.storage.claims import Claim
 from energon_stream.storage.local import named_errors
@@ -37,10 +39,6 @@ from energon_stream.write.journal import (
 )
 from energon_stream.write.tar_shard import MAX_SIZE, SampleEncoder, TarShard
 from energon_stream.write.typed_samples import TypedSamples
-
-if TYPE_CHECKING:
-    from energon_stream.config.sample_types import SampleType
-    from energon_stream.samples import Sample
 
 _TEMPORARY = ".energon-tmp"
 _APART = 1_000_003  # between the numbers of the first samples of writers side by side, for other draws

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,10 +12,8 @@ from energon_stream.errors import ConfigError
 from energon_stream.imports import of_extra
 from energon_stream.integrations.batch_puller import of_all_ranks, saved_ranks
 from energon_stream.integrations.device import DevicePrefetcher
+from energon_stream.loader import BasicDataLoader
 from energon_stream.worker import WorkerConfig
-
-if TYPE_CHECKING:
-    from energon_stream.loader import BasicDataLoader
 
 with of_extra("accelerate"):
     from accelerate.data_loader import DataLoaderStateMixin

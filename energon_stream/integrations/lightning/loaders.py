@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from energon_stream.errors import StateInUseError
 from energon_stream.integrations.batch_puller import PulledBatch, PullingLoader, epoch_length, of_all_ranks
+from energon_stream.loader import SavableDataLoader
 from energon_stream.state import split_streams
-
-if TYPE_CHECKING:
-    from energon_stream.loader import SavableDataLoader
 
 T = TypeVar("T")
 

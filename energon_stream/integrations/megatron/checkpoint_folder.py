@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import StateError
 from energon_stream.integrations.batch_puller import read_state, write_state
-
-if TYPE_CHECKING:
-    import os
 
 
 def dataloader_state_path(root: str | os.PathLike[str], iteration: int, dp_rank: int) -> Path:

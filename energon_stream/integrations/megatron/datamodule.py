@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from energon_stream.config import get_train_dataset
 from energon_stream.errors import ConfigError, EmptyDatasetError
 from energon_stream.loader import SavableDataLoader, get_savable_loader
+from energon_stream.pipeline import SavableDataset
 from energon_stream.task import DefaultTaskEncoder, TaskEncoder
 from energon_stream.worker import WorkerConfig
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline import SavableDataset
-    from energon_stream.worker_fields import DataParallelGroup
+from energon_stream.worker_fields import DataParallelGroup
 
 _log = logging.getLogger(__name__)
 

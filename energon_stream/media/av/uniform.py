@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import ConfigError, DecodeError
 from energon_stream.imports import LazyModule
 from energon_stream.media.av.audio import AudioStream
 from energon_stream.media.av.container import only_stream, open_container
+from energon_stream.media.av.decoder import AVData, AVDecoder
 from energon_stream.media.av.video import FrameSize, Range, VideoStream
-
-if TYPE_CHECKING:
-    from energon_stream.media.av.decoder import AVData, AVDecoder
 
 torch: Any = LazyModule("torch")
 

@@ -6,14 +6,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.opening import open_all
 from energon_stream.config.references import JoinRef, MixtureItem
 from energon_stream.errors import ConfigError, EmptyDatasetError, NotPreparedError
-from energon_stream.index.dataset import WebDatasetIndex, dataset_kind, read_metadata, select_split_part
+from energon_stream.index.dataset import (
+    DatasetIndex,
+    WebDatasetIndex,
+    dataset_kind,
+    read_metadata,
+    select_split_part,
+)
 from energon_stream.index.file_format import find_format
 from energon_stream.index.files_index import open_file, open_folder
 from energon_stream.index.info_files import read_info
@@ -22,9 +28,6 @@ from energon_stream.limits import Limits
 from energon_stream.printable import strip_credentials
 from energon_stream.storage import StoreSpec
 from energon_stream.tools.browse.sample_source import SampleSource
-
-if TYPE_CHECKING:
-    from energon_stream.index.dataset import DatasetIndex
 
 RETRY_SECONDS = 20.0
 """Time for which failing requests are tried again: somebody waits for the answer."""

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import ConfigError
+from energon_stream.limits import Limits
 from energon_stream.printable import printable, printable_line
 from energon_stream.storage import ByteRange
+from energon_stream.tools.browse.catalog import Catalog
 from energon_stream.tools.browse.memory_budget import ANSWERS
+from energon_stream.tools.browse.sample_source import Match
 from energon_stream.tools.browse.shown_parts import Kind, ShownPart, ShownSample
 from energon_stream.tools.browse.small_pictures import bytes_to_draw, draw, draw_first_frame
 from energon_stream.tools.browse.texts import MOST_TEXT, PREVIEW_CHARACTERS, Filter, shown_text
 from energon_stream.tools.browse.training import Run, StepFinder, number
-
-if TYPE_CHECKING:
-    from energon_stream.limits import Limits
-    from energon_stream.tools.browse.catalog import Catalog
-    from energon_stream.tools.browse.sample_source import Match
 
 PAGE = 50
 _MOST_SAMPLES = 200

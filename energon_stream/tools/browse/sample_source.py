@@ -6,7 +6,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from energon_stream.index.entries import OffsetCache
 from energon_stream.index.objects import as_errors_of_shards
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.locating import load_entries
+from energon_stream.read.locator import Locator, RawSample
 from energon_stream.read.open_locator import open_locator
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.schedule import Refs
@@ -31,9 +31,6 @@ from energon_stream.storage import ByteRange, StoreSpec, shared_fetcher
 from energon_stream.tar.format import Member, walk_sample
 from energon_stream.tools.browse.memory_budget import check_client
 from energon_stream.tools.browse.shown_parts import Place, ShownPart, ShownSample, texts_span, with_bytes
-
-if TYPE_CHECKING:
-    from energon_stream.read.locator import Locator, RawSample
 
 _SMALL = 1 << 20
 """Bytes of a sample that is read whole, with its neighbours. Of a larger one, texts are read, and other parts

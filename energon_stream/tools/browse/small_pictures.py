@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import io
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from energon_stream.decode.images import IMAGE_MODES, ImageTooLargeError, UnsafeImageError, decode_image
 from energon_stream.errors import DecodeError, PartLimitError
+from energon_stream.limits import Limits
 from energon_stream.media.av.container import only_stream, open_container
 from energon_stream.media.seekable import SeekableFile
 from energon_stream.storage import ByteRange
 from energon_stream.tools.browse.memory_budget import ANSWERS
-
-if TYPE_CHECKING:
-    from energon_stream.limits import Limits
-    from energon_stream.tools.browse.shown_parts import ShownPart
+from energon_stream.tools.browse.shown_parts import ShownPart
 
 _PIXEL_BYTES = 20
 """Bytes that a decoded image takes for each of its pixels, at most."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from energon_stream.errors import ConfigError
+from energon_stream.index.dataset import DatasetIndex
+from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.tools.simulate.explain import samples_of_step
 from energon_stream.worker import WorkerConfig
-
-if TYPE_CHECKING:
-    from energon_stream.index.dataset import DatasetIndex
-    from energon_stream.pipeline.reader_dataset import ReaderDataset
 
 _KEPT = 4
 _MOST = 10**12

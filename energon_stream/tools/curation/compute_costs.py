@@ -11,31 +11,34 @@ from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from energon_stream.arrays import Float64Array
 from energon_stream.engine.processes import LocalEngine
+from energon_stream.engine.tasks import TaskEngine
 from energon_stream.errors import ConfigError, CostsError, MetadataError
 from energon_stream.index.guarded_sqlite import connect_local, damaged_index
 from energon_stream.index.info_files import read_info
 from energon_stream.index.shard_names import check_tars
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.media.metadata import AVMetadata, ImageMetadata
-from energon_stream.storage import ListEntry, StoreSpec
-from energon_stream.tables.costs import check_values, load_costs, mark_shards, paths_of, write_costs
-from energon_stream.tables.expressions import parse_formula
+from energon_stream.storage import ListEntry, Store, StoreSpec
+from energon_stream.tables.costs import (
+    Costs,
+    ShardMark,
+    check_values,
+    load_costs,
+    mark_shards,
+    paths_of,
+    write_costs,
+)
+from energon_stream.tables.expressions import Expression, parse_formula
 from energon_stream.tables.reading import read_column, read_file_column
 from energon_stream.tools.curation.function_identity import function_identity
 from energon_stream.tools.curation.map_shards import Shard
 from energon_stream.urls import absolute_path, shown_url
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Float64Array
-    from energon_stream.engine.tasks import TaskEngine
-    from energon_stream.storage import Store
-    from energon_stream.tables.costs import Costs, ShardMark
-    from energon_stream.tables.expressions import Expression
 
 CostFunction = Callable[[dict[str, Any]], float]
 _FIELDS = tuple(

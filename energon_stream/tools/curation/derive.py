@@ -10,14 +10,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from energon_stream.arrays import Int64Array
 from energon_stream.engine.processes import LocalEngine
+from energon_stream.engine.tasks import TaskEngine
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.index.checksums import digest
 from energon_stream.index.database import index_database
+from energon_stream.index.dataset import DatasetMetadata
 from energon_stream.index.index_files import read_offsets
 from energon_stream.index.info_files import META_FOLDER, read_info
 from energon_stream.index.plain import read_tar_metadata
@@ -33,11 +36,6 @@ from energon_stream.write.finish import publish_shards
 from energon_stream.write.journal import WRITING, PartArguments, resume_part, save_part
 from energon_stream.write.shard_writer import ShardWriter, existing_metadata, put_shard
 from energon_stream.write.tar_shard import MAX_SIZE
-
-if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
-    from energon_stream.engine.tasks import TaskEngine
-    from energon_stream.index.dataset import DatasetMetadata
 
 _PLACE = "SELECT tar_file_id, sample_index, byte_offset, byte_size FROM samples WHERE sample_key = ?"
 _CODE = ("sample_loader", "part_filter")

@@ -6,16 +6,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from energon_stream.engine.processes import LocalEngine
+from energon_stream.engine.tasks import Part, TaskEngine
 from energon_stream.index.plain import find_shards
 from energon_stream.storage import ListEntry, Store, StoreSpec
 from energon_stream.tar.scan import scan_shard
 from energon_stream.tools.shard_copies import SampleRange, local_copy, read_samples
-
-if TYPE_CHECKING:
-    from energon_stream.engine.tasks import Part, TaskEngine
 
 _R = TypeVar("_R")
 

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.cache import CacheConfig
 from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.opening import open_all
+from energon_stream.config.references import LeafRef
 from energon_stream.errors import ConfigError, DatasetError, EnergonStreamError, NotPreparedError
 from energon_stream.index.dataset import DatasetIndex, DatasetMetadata, WebDatasetIndex, dataset_kind
 from energon_stream.index.file_format import find_format
@@ -23,9 +24,6 @@ from energon_stream.printable import counted, strip_credentials
 from energon_stream.storage import ListEntry, Store, StoreSpec, default_counters
 from energon_stream.tools.doctor.findings import Finding, check_machine, check_server, find_server
 from energon_stream.tools.doctor.speed import SpeedOf, best_of, latency_of, sweep
-
-if TYPE_CHECKING:
-    from energon_stream.config.references import LeafRef
 
 _SHARDS = 8
 """Shards that the speed is measured with."""

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import xxhash
 
 from energon_stream.config.fields import parse_field_map
 from energon_stream.engine.processes import LocalEngine
+from energon_stream.engine.tasks import TaskEngine
 from energon_stream.errors import (
     DuplicateKeyError,
     EmptyDatasetError,
@@ -29,6 +30,7 @@ from energon_stream.printable import counted, strip_credentials
 from energon_stream.quantities import parse_size
 from energon_stream.storage import Store, StoreSpec
 from energon_stream.tools.curation.derive import copy_code
+from energon_stream.tools.repair import DottedKeys, Duplicates
 from energon_stream.tools.repair.repair_plan import RepairPlan, TarReport
 from energon_stream.tools.repair.sound_samples import KINDS, RepairRules
 from energon_stream.tools.repair.tar_source import examine_section, noted, open_tars
@@ -39,10 +41,6 @@ from energon_stream.write.finish import publish_shards
 from energon_stream.write.guess import guess_dataset_yaml
 from energon_stream.write.journal import WRITING
 from energon_stream.write.tar_shard import MAX_SIZE
-
-if TYPE_CHECKING:
-    from energon_stream.engine.tasks import TaskEngine
-    from energon_stream.tools.repair import DottedKeys, Duplicates
 
 REPORT = f"{META_FOLDER}/repair.json"
 

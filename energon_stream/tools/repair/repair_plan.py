@@ -6,15 +6,12 @@ import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from energon_stream.errors import DuplicateKeyError, EmptyDatasetError
+from energon_stream.tools.repair import Duplicates
 from energon_stream.tools.repair.sound_samples import DROPPED, Changes
 from energon_stream.tools.repair.tar_source import Examined, Place
-
-if TYPE_CHECKING:
-    from energon_stream.tools.repair import Duplicates
-    from energon_stream.write.sources.source import Section
+from energon_stream.write.sources.source import Section
 
 _SHOWN = 5  # tars that an error names
 

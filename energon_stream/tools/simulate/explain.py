@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.cache import CachedStore
+from energon_stream.config.dataset_options import CacheOption
 from energon_stream.errors import ConfigError
 from energon_stream.index.entries import OffsetCache
+from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.prewarming.amount import StreamSteps, stream_steps
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.read.locating import Locating, iterate_plans
+from energon_stream.read.locator import Locator
 from energon_stream.read.read_options import LOADING
 from energon_stream.read.read_plan import LargeSample, ReadPlan, Reason, Request
 from energon_stream.read.request_planner import Planner, plan_limits
 from energon_stream.schedule import PackedSchedule, Refs, skip
 from energon_stream.storage import shared_fetcher
 from energon_stream.worker import WorkerConfig
-
-if TYPE_CHECKING:
-    import os
-
-    from energon_stream.config.dataset_options import CacheOption
-    from energon_stream.pipeline.reader_dataset import ReaderDataset
-    from energon_stream.read.locator import Locator
 
 _MOST_BEFORE = 10**8
 """Samples of a stream before a step: in a blend, drawing them takes half a minute."""

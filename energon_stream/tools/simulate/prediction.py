@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.index.entries import OffsetCache
+from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.prewarming.amount import Amount, amounts_of_streams
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.read.consume import ReaderGroup, SampleReader
+from energon_stream.read.locator import Locator
+from energon_stream.schedule import Schedule
 from energon_stream.storage import ByteRange
 from energon_stream.tools.simulate.clock import Line
 from energon_stream.tools.simulate.model import Costs, StoreModel
 from energon_stream.tools.simulate.recording import RequestLog, recorded
 from energon_stream.tools.simulate.virtual_fetcher import VirtualFetcher, VirtualLocator, VirtualStore
 from energon_stream.worker import WorkerConfig
-
-if TYPE_CHECKING:
-    import os
-
-    from energon_stream.pipeline.reader_dataset import ReaderDataset
-    from energon_stream.read.locator import Locator
-    from energon_stream.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)
