@@ -146,6 +146,7 @@ from .samples import (
     SourceInfo as SourceInfo,
     edataclass as edataclass,
 )
+from .samples.encoded_images import EncodedImages as EncodedImages
 from .samples.types import (
     CaptioningSample as CaptioningSample,
     ImageClassificationSample as ImageClassificationSample,

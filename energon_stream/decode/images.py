@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from energon_stream.decode.jpeg import Pixels, decode_jpeg, read_jpeg_header, reduction_to
+from energon_stream.decode.jpeg import Pixels, decode_jpeg, is_for_gpu, read_jpeg_header, reduction_to
 from energon_stream.imports import LazyModule
+from energon_stream.samples.encoded_images import EncodedImages
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +93,8 @@ def decode_image(
     larger ones are reduced. ``orients`` turns the image as its EXIF data says, and ``scales`` makes 8 bits of
     grey values of 16. Raises ImageTooLargeError, UnsafeImageError, or Pillow's error for a bad file.
     """
+    if backend == "nvjpeg":
+        return _for_gpu(data, mode, most_pixels, trusted, orients, scales)
     if backend != "pillow":
         pixels = _decode_fast(data, mode, most_pixels, backend, least_size, orients)
         if pixels is not None:
@@ -102,6 +105,24 @@ def decode_image(
             return image.convert(mode.colours)
         pixels = np.asarray(image if image.mode == mode.colours else image.convert(mode.colours))
     return _contained(pixels, mode)
+
+
+def _for_gpu(
+    data: bytes, mode: ImageMode, most_pixels: int, trusted: bool, orients: bool, scales: bool
+) -> EncodedImages:
+    """Return a JPEG file as it is, and the pixels of any other image."""
+    from PIL import Image
+
+    header, most = read_jpeg_header(data), min(most_pixels, Image.MAX_IMAGE_PIXELS or most_pixels)
+    is_turned = header is not None and orients and header.has_metadata
+    if header and header.height * header.width <= most and is_for_gpu(data) and not is_turned:
+        found, colours, size = np.frombuffer(data, np.uint8), 0, (header.height, header.width)
+    else:
+        bytes_mode = ImageMode("numpy", mode.colours)
+        pixels = decode_image(data, bytes_mode, most_pixels, trusted, orients=orients, scales=scales)
+        found, colours, size = pixels.transpose(2, 0, 1).reshape(-1), pixels.shape[2], pixels.shape[:2]
+    about = torch.tensor([[len(found), colours, *size, int(mode.floating)]])
+    return EncodedImages(torch.from_numpy(found.copy()), about)
 
 
 def _meant(image: PILImage, orients: bool, scales: bool) -> PILImage:

@@ -19,11 +19,12 @@ else:
 
 Pixels = npt.NDArray[np.uint8]
 
-IMAGE_BACKENDS = ("pillow", "simplejpeg", "torchvision")
+IMAGE_BACKENDS = ("pillow", "simplejpeg", "torchvision", "nvjpeg")
 """Packages that decode JPEG files. Pillow decodes everything else, and is the reference for the pixels."""
 
 _MODULES = {"simplejpeg": "simplejpeg", "torchvision": "torchvision.io"}
 _EXTRAS = {"simplejpeg": "fast-images", "torchvision": "transforms"}
+_HEAD = 1 << 16  # bytes in which the segments before the pixels are looked for
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, with Huffman codes
 _METADATA_SEGMENTS = frozenset({0xFE, *range(0xE1, 0xF0)}) - {0xEE}  # JFIF's and Adobe's are of the coding
 _OTHER_SEGMENTS = _METADATA_SEGMENTS | {0xC4, 0xDB, 0xDD, 0xE0, 0xEE}
@@ -57,6 +58,11 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
     return None
 
 
+def is_for_gpu(data: bytes) -> bool:
+    """Return whether a GPU decodes a file as Pillow does: it is whole, and its colours are the usual ones."""
+    return data.endswith(b"\xff\xd9") and b"\xff\xee\x00\x0eAdobe" not in data[:_HEAD]
+
+
 def reduction_to(size: tuple[int, int], least: tuple[int, int] | None) -> int:
     """Return by how much an image may shrink, 1, 2, 4 or 8, so that it has at least a height and a width.
 
@@ -75,7 +81,7 @@ def check_backend(backend: str) -> None:
     """Import the package of a backend. Raises MissingPackageError if that is impossible."""
     if backend not in IMAGE_BACKENDS:
         raise ConfigError(f"image_backend is {backend!r}", hint=f"use one of {', '.join(IMAGE_BACKENDS)}")
-    if backend == "pillow":
+    if backend not in _MODULES:  # the GPU's is needed where the batch goes
         return
     try:
         importlib.import_module(_MODULES[backend]).decode_jpeg  # noqa: B018 # torchvision will remove it

@@ -143,7 +143,8 @@ class SampleDecoder(FileStoreDecoder):
             for, else those of ``ENERGON_STREAM_LIMITS``.
         image_backend: Package that decodes JPEG files: ``"pillow"``, ``"simplejpeg"`` (faster) or
             ``"torchvision"``. The pixels are the same. Pillow decodes what another package cannot, and all
-            other formats.
+            other formats. ``"nvjpeg"`` leaves JPEG files to ``prefetch_to_device``, which decodes them on the
+            GPU: hooks see ``EncodedImages``, and pixels are close to Pillow's.
         image_min_size: Height and width, in pixels, that the task needs. JPEG files that are larger by a
             factor of 2, 4 or 8 are decoded at a half, a quarter or an eighth of their size, which is faster.
             None for full size.
@@ -177,6 +178,12 @@ class SampleDecoder(FileStoreDecoder):
         _check_choice("image_decode", self.image_decode, IMAGE_MODES)
         _check_choice("av_decode", self.av_decode, AV_MODES)
         check_backend(self.image_backend)
+        if self.image_backend == "nvjpeg" and (
+            self.image_decode not in ("torchrgb8", "torchrgb", "torch") or self.image_min_size is not None
+        ):
+            what = f"image_decode={self.image_decode!r}, image_min_size={self.image_min_size}"
+            hint = "use image_decode='torchrgb8' or 'torchrgb', without image_min_size"
+            raise ConfigError(f"image_backend='nvjpeg' does not go with {what}", hint=hint)
         if self.image_min_size is not None:
             object.__setattr__(self, "image_min_size", _checked_size(self.image_min_size))
         if self.guess_content:

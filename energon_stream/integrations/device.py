@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from energon_stream.errors import ConfigError
+from energon_stream.decode import SampleDecoder
+from energon_stream.errors import ConfigError, MissingPackageError
 from energon_stream.integrations.batch_puller import PulledBatch, PullingLoader
+from energon_stream.limits import Limits
 from energon_stream.loader import BasicDataLoader
 from energon_stream.loader.ranks import gather_states
+from energon_stream.logs import log_once
 from energon_stream.samples import Batch
-from energon_stream.samples.tensors import map_tensors
+from energon_stream.samples.encoded_images import EncodedImages
+from energon_stream.samples.tensors import map_tensors, map_values, pad_stack
 from energon_stream.state import split_streams
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
+JpegDecoder: TypeAlias = Callable[[list[torch.Tensor], torch.device], list[torch.Tensor]]
+"""Decodes JPEG files on a device; see :func:`prefetch_to_device`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +49,15 @@ class DevicePrefetcher(PullingLoader[T]):
         *,
         non_blocking: bool = True,
         depth: int = 1,
+        jpeg_decoder: JpegDecoder | None = None,
     ) -> None:
         if depth < 0:
             raise ConfigError(f"depth is {depth}", hint="use 0 or more batches")
         self.device: torch.device = torch.empty(0, device=device).device  # with its index
         self.depth = depth
+        self._jpeg_decoder: JpegDecoder | None = jpeg_decoder
+        if jpeg_decoder is None and self.device.type == "cuda":
+            self._jpeg_decoder = torchvision_jpegs
         super().__init__(loader)
         self._non_blocking = non_blocking
         self._stream: torch.cuda.Stream | None = None
@@ -78,10 +90,14 @@ class DevicePrefetcher(PullingLoader[T]):
 
     def _send(self, batch: Any) -> tuple[Any, torch.cuda.Event | None]:
         if self._stream is None:
-            return _moved(batch, self.device, self._non_blocking), None
+            return _moved(self._decoded(batch), self.device, self._non_blocking), None
         with torch.cuda.stream(self._stream):
-            moved = _moved(batch, self.device, True)
+            moved = _moved(self._decoded(batch), self.device, True)
             return moved, self._stream.record_event()
+
+    def _decoded(self, batch: Any) -> Any:
+        decode = partial(decode_images, device=self.device, decoder=self._jpeg_decoder)
+        return map_values(EncodedImages, decode, batch)
 
     def _there(self, coming: _Coming) -> Any:
         """Return the batch, for use on the caller's stream."""
@@ -143,6 +159,58 @@ class DevicePrefetcher(PullingLoader[T]):
             self.loader.close()
 
 
+def decode_images(images: EncodedImages, device: torch.device, decoder: JpegDecoder | None) -> torch.Tensor:
+    """Decode images to a tensor on a device, padded as batches are. Without a decoder, Pillow decodes all."""
+    about = images.about.tolist()
+    parts = list(torch.split(images.data, [row[0] for row in about]))
+    files = [place for place, row in enumerate(about) if not row[1]]
+    made = _decode_files([parts[place] for place in files], device, decoder)
+    for place, (_, colours, height, width, _) in enumerate(about):
+        if colours:
+            parts[place] = parts[place].view(colours, height, width).to(device, non_blocking=True)
+    for place, found in zip(files, made, strict=True):
+        if tuple(found.shape) != (3, *about[place][2:4]):  # of a file that the decoder takes for another
+            found = _by_pillow(parts[place]).to(device)
+        parts[place] = found
+    pixels = pad_stack(parts)
+    return pixels.float() / 255 if about[0][4] else pixels
+
+
+def _decode_files(
+    files: list[torch.Tensor], device: torch.device, decoder: JpegDecoder | None
+) -> list[torch.Tensor]:
+    if decoder is not None and files:
+        try:
+            return decoder(files, device)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if len(files) > 1:  # one of them is odd
+                return [made for file in files for made in _decode_files([file], device, decoder)]
+            log_once(_log, "Pillow decodes a JPEG file that the GPU does not: %.200s", error, key=0)
+    return [_by_pillow(file).to(device) for file in files]
+
+
+def _by_pillow(file: torch.Tensor) -> torch.Tensor:
+    checked = Limits(image_pixels=1 << 62)  # in the worker
+    decoder = SampleDecoder(image_decode="torchrgb8", limits=checked)
+    pixels: torch.Tensor = decoder.decode("jpg", file.numpy().tobytes())
+    return pixels
+
+
+def torchvision_jpegs(files: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Decode JPEG files on the GPU, by nvJPEG in torchvision."""
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg
+    except (ImportError, RuntimeError) as error:
+        hint = (
+            "run `pip install 'energon-stream[transforms]'`, pass jpeg_decoder=, or leave image_backend out"
+        )
+        raise MissingPackageError(f"image_backend='nvjpeg' needs torchvision: {error}", hint=hint) from error
+    found: list[torch.Tensor] = decode_jpeg(files, ImageReadMode.RGB, device=device)
+    return found
+
+
 def _moved(batch: Any, device: torch.device, non_blocking: bool) -> Any:
     if isinstance(batch, Batch):  # a class may override to_device
         return batch.to_device(device, non_blocking)
@@ -160,6 +228,7 @@ def prefetch_to_device(
     device: torch.device | str | int,
     non_blocking: bool = True,
     depth: int = 1,
+    jpeg_decoder: JpegDecoder | None = None,
 ) -> DevicePrefetcher[T]:
     """Iterate a loader with batches on a device; the next batches are copied while one is used.
 
@@ -178,9 +247,13 @@ def prefetch_to_device(
             all the same.
         non_blocking: Let copies run while Python goes on. False copies on the current stream, and waits.
         depth: Batches ahead of the one in use, 0 or more. Each takes memory on the device.
+        jpeg_decoder: Decodes the JPEG files of :class:`EncodedImages`: called with ``uint8`` tensors and the
+            device, it returns tensors ``uint8 [3, height, width]``. If it raises a RuntimeError, Pillow takes
+            the files that it cannot decode. None: torchvision on CUDA, and Pillow on other devices.
 
     Raises:
         ConfigError: ``depth`` is negative.
+        MissingPackageError: There are JPEG files to decode on CUDA, and no torchvision.
 
     Example:
         >>> from energon_stream import WorkerConfig, get_savable_loader, get_val_dataset
@@ -192,4 +265,4 @@ def prefetch_to_device(
         cpu torch.Size([4, 3, 48, 64])
         cpu torch.Size([4, 3, 48, 64])
     """
-    return DevicePrefetcher(loader, device, non_blocking=non_blocking, depth=depth)
+    return DevicePrefetcher(loader, device, non_blocking=non_blocking, depth=depth, jpeg_decoder=jpeg_decoder)

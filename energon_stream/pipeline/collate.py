@@ -14,6 +14,7 @@ from energon_stream.imports import LazyModule
 from energon_stream.logs import log_once
 from energon_stream.media import Lazy
 from energon_stream.samples import METADATA_FIELDS, batch_metadata
+from energon_stream.samples.encoded_images import EncodedImages
 from energon_stream.samples.tensors import is_namedtuple, pad_concat, pad_stack, stack
 
 if TYPE_CHECKING:
@@ -159,6 +160,8 @@ def _batch_values(name: str | None, values: list[Any]) -> Any:
         return batch_metadata(name, values)
     if all(isinstance(value, torch.Tensor) for value in values):
         return pad_stack(values)
+    if all(isinstance(value, EncodedImages) for value in values):
+        return EncodedImages.joined(values)
     return _by_field(values, _batch_values)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
+from energon_stream.samples.encoded_images import EncodedImages
 from energon_stream.samples.sample import Shown, SourceInfo, edataclass, fields_of, without_tags
 from energon_stream.samples.tensors import map_tensors, pad_stack
 
@@ -119,4 +120,6 @@ class Batch(Shown):
 def _batch_field(name: str, values: list[Any]) -> Any:
     if name in _METADATA:
         return _METADATA[name](values)
+    if all(isinstance(value, EncodedImages) for value in values):
+        return EncodedImages.joined(values)
     return pad_stack(values) if all(isinstance(value, torch.Tensor) for value in values) else values

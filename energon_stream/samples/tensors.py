@@ -26,22 +26,27 @@ def is_namedtuple(value: Any) -> bool:
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: T) -> T:
     """Apply a function to all tensors within dicts, lists, tuples and dataclasses, which are copied."""
+    return map_values(torch.Tensor, function, value)
+
+
+def map_values(kind: type[Any], function: Callable[[Any], Any], value: T) -> T:
+    """Apply a function to all values of a type within containers, which are copied."""
     mapped: Any = value
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, kind):
         mapped = function(value)
     elif isinstance(value, dict):
         mapped = copy.copy(value)
         for key, inner in value.items():
-            mapped[key] = map_tensors(function, inner)
+            mapped[key] = map_values(kind, function, inner)
     elif is_namedtuple(value):
-        mapped = type(value)(*(map_tensors(function, inner) for inner in value))  # type: ignore[attr-defined]
+        mapped = type(value)(*(map_values(kind, function, inner) for inner in value))  # type: ignore[attr-defined]
     elif type(value) in (list, tuple):
-        mapped = type(value)(map_tensors(function, inner) for inner in value)  # type: ignore[attr-defined, call-arg]
+        mapped = type(value)(map_values(kind, function, inner) for inner in value)  # type: ignore[attr-defined, call-arg]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         mapped = copy.copy(value)
         for entry in dataclasses.fields(value):
             # object's setter, because the dataclass may be frozen.
-            object.__setattr__(mapped, entry.name, map_tensors(function, getattr(value, entry.name)))
+            object.__setattr__(mapped, entry.name, map_values(kind, function, getattr(value, entry.name)))
     return mapped  # type: ignore[no-any-return]
 
 
