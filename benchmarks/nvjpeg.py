@@ -1,8 +1,8 @@
 """Decoding JPEG files on the GPU, against Pillow in worker processes: images a second, CPU time, and pixels.
 
 Run: ``python benchmarks/nvjpeg.py``. Needs CUDA and torchvision; it takes two to four minutes with 16 cores.
-Images of 512 x 384 come from local tars, or from memory in torch's own ``DataLoader``, in batches of 64, and
-are ready on the device. CPU time is that of all processes together. Without CUDA, Pillow decodes all: a trial.
+Images of 512 x 384 come from local tars, or from memory in torch's own ``DataLoader``. Batches of 64 are
+ready on the device. CPU time is that of all processes together. Without CUDA, Pillow decodes all: a trial.
 """
 
 from __future__ import annotations
