@@ -117,13 +117,17 @@ megatron: $(VENV)/installed
 			$(BIN)/python -m pytest tests/integrations/test_megatron_core.py -v; \
 	fi
 
-# Trainers that have no other tests: torchtitan, which imports triton, also where there is no GPU.
+# Trainers that no other suite has. torchtitan and NeMo Automodel import triton, also where there is no GPU; and not
+# all that Automodel needs can be installed there.
+FRAMEWORKS = torchtitan automodel torchft
 frameworks:
 	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
 	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
 	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check --no-deps 'triton<3.8'
-	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 torchdata torchtitan==0.3.0 -e '.[test]'
-	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest -m '' --timeout 900 tests/integrations/test_torchtitan.py -v
+	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 torchdata torchtitan==0.3.0 \
+		torchft==0.2.0 transformers==5.18.0 torchao==0.18.0 -e '.[test]'
+	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check --no-deps nemo-automodel==0.7.0
+	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest -m '' --timeout 900 -v $(FRAMEWORKS:%=tests/integrations/test_%.py)
 
 # The transforms and the image decoders beside torchvision, which fits one version of torch alone.
 transforms:

@@ -44,6 +44,8 @@ PAGES = [
     *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
 ]
 SKIPPED = {
+    "docs/frameworks/automodel.md": ["needs nemo-automodel"] * 2,
+    "docs/frameworks/torchft.md": ["needs torchft"],
     "docs/frameworks/torchtitan.md": ["needs torchtitan"] * 2,
     "README.md": ["installs"],
     "docs/guides/convert.md": [
