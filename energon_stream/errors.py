@@ -458,7 +458,7 @@ class StateMismatchError(StateError):
     """The state belongs to another dataset, other options or another topology."""
 
 
-class StateInUseError(StateError, RuntimeError):
+class StateInUseError(StateError, RuntimeError, AssertionError):
     """A restore or save at a time when it is impossible, such as during iteration."""
 
 

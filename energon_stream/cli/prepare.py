@@ -210,8 +210,9 @@ def _prepare_file(path: str, storage_options: dict[str, Any] | None) -> None:
     from energon_stream.prepare.prepare_files import prepare_file
 
     samples = prepare_file(path, storage_options)
-    done = f"Indexed {counted(samples, 'record')}."
-    emit({"samples": samples}, lambda: click.echo(done), _show_done)
+    own = conventions() == "own"
+    done = f"Indexed {counted(samples, 'record')}." if own else f"Done. Found {samples} samples."
+    emit({"samples": samples}, lambda: click.echo(done))
 
 
 def _prepare_joins(path: str, storage_options: dict[str, Any] | None) -> None:

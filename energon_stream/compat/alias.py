@@ -34,6 +34,7 @@ from energon_stream.compat.addresses import (
     offered,
 )
 from energon_stream.errors import AliasError, ConfigError, MissingNameError
+from energon_stream.urls import DATASETS_VARIABLE
 
 ALIAS_VARIABLE = "ENERGON_STREAM_ALIAS"
 """Environment variable: with 1, ``import energon_stream`` installs the alias; with ``shadow``, also over an
@@ -187,9 +188,21 @@ class _AliasFinder(MetaPathFinder):
         return ModuleSpec(fullname, _AliasLoader(address), origin="energon_stream", is_package=True)
 
 
+class _Module(ModuleType):
+    """A module in which programs assign the folder of ``dss://``."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == DATASETS_VARIABLE and value is not None:
+            os.environ[name] = os.fspath(value)
+        super().__setattr__(name, value)
+
+
 class _AliasLoader(Loader):
     def __init__(self, address: str) -> None:
         self._address = address
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         reason = missing_reason(self._address)
@@ -212,7 +225,7 @@ def _fill(module: ModuleType, address: str) -> None:
             found = find(address, name)
         except MissingNameError as error:
             raise AttributeError(str(error)) from None  # so that hasattr() answers
-        setattr(module, name, found)
+        vars(module)[name] = found
         return found
 
     vars(module).update(

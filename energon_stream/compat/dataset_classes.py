@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from energon_stream.arguments import SPLIT_CONFIG
 from energon_stream.compat.building import OpenedObject, open_joined, open_object
 from energon_stream.compat.epath import EPath
+from energon_stream.compat.sharding import Sharder
 from energon_stream.config.mixture import LeafDataset
 from energon_stream.config.sample_types import DATASET_CLASSES
 from energon_stream.decode import FileStoreDecoder, SampleDecoder
@@ -45,7 +46,7 @@ _DECODER = SampleDecoder()
 ProgressFn = Callable[[Iterator[Any], int], Iterator[Any]]
 
 
-class BaseCoreDatasetFactory(Generic[T_sample]):
+class BaseCoreDatasetFactory(Sharder, Generic[T_sample]):
     """Base of all dataset classes."""
 
     __sample_type__: ClassVar[Any] = None  # derived classes set it

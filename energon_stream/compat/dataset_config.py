@@ -21,7 +21,10 @@ from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index import yaml_io
 from energon_stream.index.file_format import find_format
 from energon_stream.index.info_files import META_FOLDER
+from energon_stream.pipeline import SavableDataset
+from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.printable import nearest
+from energon_stream.schedule.plan import leaves
 from energon_stream.worker import WorkerConfig
 
 
@@ -182,4 +185,27 @@ def _demanding(function: Any, *names: str) -> Any:
 _ORDER = ("shuffle_buffer_size", "max_samples_per_sequence")
 get_train_dataset = _demanding(unwrap(config.get_train_dataset), "worker_config", *_ORDER)
 get_val_dataset = _demanding(unwrap(config.get_val_dataset), "worker_config")
-get_val_datasets = _demanding(unwrap(config.get_val_datasets), "worker_config")
+_get_val_datasets = _demanding(unwrap(config.get_val_datasets), "worker_config")
+
+
+class ValidationSource:
+    """The reference of a dataset, whose length is its number of samples."""
+
+    def __init__(self, dataset: SavableDataset[Any], reference: Any) -> None:
+        self.reference, self.path, ((_, self._reader),) = (
+            reference,
+            EPath(reference.path),
+            find_readers(dataset),
+        )
+
+    def __len__(self) -> int:
+        return sum(leaf.num_samples for leaf in leaves(self._reader.plan))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["reference"], name)
+
+
+@wraps(_get_val_datasets)
+def get_val_datasets(*args: Any, **options: Any) -> Any:
+    """Call the library's function; its references have a length."""
+    return [(pair[0], ValidationSource(*pair)) for pair in _get_val_datasets(*args, **options)]

@@ -32,11 +32,11 @@ class ErrorContext:
 
     def __init__(self, name: str, handler: Handler, tolerance: int = 100) -> None:
         self.name, self.handler, self.tolerance = name, handler, tolerance
-        self._in_a_row = 0
+        self._consecutive_failures = 0
 
     def reset(self) -> None:
         """Count from 0 again; call it after a success."""
-        self._in_a_row = 0
+        self._consecutive_failures = 0
 
     @contextmanager
     def handle_errors(self, sample: Any) -> Iterator[None]:
@@ -46,6 +46,7 @@ class ErrorContext:
         """
         try:
             yield
+            self.reset()
         except SkipSample:
             pass
         except SYSTEM_EXCEPTIONS as error:
@@ -54,9 +55,11 @@ class ErrorContext:
             )
         except Exception as error:
             self.handler(error, sample, get_source_info(sample))
-            self._in_a_row += 1
-            if self.tolerance and self._in_a_row >= self.tolerance:
-                what = f"{self.name} failed {self._in_a_row} times in a row, the last with {error}"
+            self._consecutive_failures += 1
+            if self.tolerance and self._consecutive_failures >= self.tolerance:
+                what = (
+                    f"{self.name} failed {self._consecutive_failures} times in a row, the last with {error}"
+                )
                 raise _fatal(sample, what) from error
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Unpack, cast
 
 from energon_stream.config.dataset_options import DatasetOptions, DatasetRequest, Shuffling
 from energon_stream.config.join_indices import prepare_metadataset
-from energon_stream.config.metadataset_files import MetadatasetFiles
+from energon_stream.config.metadataset_files import MetadatasetFiles, PlacedDocument
 from energon_stream.config.mixture import open_mixture
 from energon_stream.config.opening import DatasetLocation, PathOption
 from energon_stream.config.references import LeafRef, multiplied
@@ -77,6 +78,7 @@ class DatasetLoaderInterface:
 
         """
         own: dict[str, Any] = {**vars(self), **options}
+        own.pop("splits", None)
         own_part, own_multiplier = own.pop("split_part", None), own.pop("shuffle_over_epochs_multiplier", 1)
         request = DatasetRequest.of(
             own.pop("path"),
@@ -143,16 +145,27 @@ class DatasetLoader(DatasetLoaderInterface, Generic[T_sample]):
         return self.get_datasets(training=training, split_part=split_part, **options).datasets[0].dataset
 
 
+@dataclass
 class Metadataset(DatasetLoaderInterface):
     """A metadataset of version 1: a file, or its parsed content.
 
-    :class:`~energon_stream.config.dataset_options.DatasetOptions` describes the attributes.
+    :class:`~energon_stream.config.dataset_options.DatasetOptions` describes the other attributes.
+
+    Attributes:
+        splits: The splits of a file that need not be there; paths are relative to its place, ``path``.
 
     Example:
         >>> document = {"splits": {"train": {"datasets": [{"path": "captions", "weight": 1}]}}}
         >>> len(Metadataset(document).get_datasets(training=True).datasets)
         1
     """
+
+    splits: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.splits is not None:
+            document = {"__class__": type(self).__name__, "splits": self.splits}
+            self.path = PlacedDocument(os.fspath(cast("str", self.path)), document)
 
 
 class MetadatasetV2(Metadataset):

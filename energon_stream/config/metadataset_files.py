@@ -30,6 +30,14 @@ from energon_stream.storage import Body, StoreLayer, StoreSpec, Transport, share
 from energon_stream.urls import absolute_path, is_local, join_url, parent_url, plain_or_dataset
 
 
+class PlacedDocument(dict[str, Any]):
+    """The parsed content of a file that need not be there; its paths are relative to where it would be."""
+
+    def __init__(self, url: str, content: Mapping[str, Any]) -> None:
+        super().__init__(content)
+        self.url = url
+
+
 @dataclass
 class MetadatasetFiles:
     """The metadataset files that one root names, directly or through other files, and how to reach them."""
@@ -54,15 +62,17 @@ class MetadatasetFiles:
         return StoreSpec(url, self.storage_options, self.transport, self.through, self.retry_deadline)
 
     def document(self, root: str | Mapping[str, Any]) -> MetadatasetDocument:
-        """Read a file, or take its parsed content, in which paths are relative to the working directory.
+        """Read a file, or take its parsed content, in which paths are relative to the working directory, or
+        to the place of a :class:`PlacedDocument`.
 
         Raises StorageError, LimitError, MetadataError, or UntrustedUrlError for a place outside its store.
         """
         if isinstance(root, Mapping):
+            place = root.url if isinstance(root, PlacedDocument) else None
             return parse_metadataset(
                 root,
-                where="the given dict",
-                spec_of=partial(self._beside, absolute_path(""), None),
+                where=place or "the given dict",
+                spec_of=partial(self._beside, parent_url(place) if place else absolute_path(""), None),
                 file=None,
                 ranks=self.ranks,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -47,7 +48,7 @@ class LeafDataset(ReaderDataset):
             raise ConfigError("the dataset repeats already", hint="give a weight and no repetitions")
         made = LeafDataset(
             self.leaves,
-            _repeated(plan, repetitions),
+            _repeated(plan, _passes(plan, repetitions, self.worker_config)),
             worker_config=self.worker_config,
             options=self.options,
         )
@@ -148,7 +149,8 @@ class Mixture:
             )
             return endless[0] if len(endless) == 1 else BlendPlan(endless, weights, changes)
         passes = tuple(
-            _repeated(plan, item.repetitions) for item, plan in zip(self.items, self.plans, strict=True)
+            _repeated(plan, _passes(plan, item.repetitions or 1.0, self.config))
+            for item, plan in zip(self.items, self.plans, strict=True)
         )
         shares = tuple(self._samples(number) for number in range(len(self.items)))
         epoch = passes[0] if len(passes) == 1 else BlendPlan(passes, shares)
@@ -215,6 +217,13 @@ class Mixture:
 
 def _samples_of(plan: LeafPlan, repetitions: float) -> float:
     return plan.num_samples * max(1, plan.order.shuffle_over_epochs or 1) * repetitions
+
+
+def _passes(plan: LeafPlan, repetitions: float, config: WorkerConfig) -> float:
+    """Return the passes over a plan; by Megatron-Energon's conventions, a share is of one copy."""
+    whole = math.floor(repetitions)
+    copies = max(1, plan.order.shuffle_over_epochs or 1) if config.conventions == "energon" else 1
+    return whole + (repetitions - whole) / copies
 
 
 def _whole(number: float | None) -> float | None:

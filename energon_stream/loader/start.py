@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from energon_stream.conventions import conventions
 from energon_stream.logs import log_once
 from energon_stream.storage.obstore_use import obstore_started
 
@@ -35,9 +36,10 @@ _GUARD = re.compile(r"^if\s+__name__\s*==", re.MULTILINE)
 def choose_start_method(asked: str | None, values: Any) -> str:
     """Return the method by which workers start that are made of some values.
 
-    The user's choice comes first, then one of ``multiprocessing.set_start_method`` that is not the default.
-    Else workers fork, or come from a fork server if a client of the parent would cross the fork. Where the
-    program does not allow a fork server, they fork, and a warning says why.
+    The user's choice comes first, then one of ``multiprocessing.set_start_method`` that is not the default,
+    which Megatron-Energon's conventions pass over. Else workers fork, or come from a fork server if a client
+    of the parent would cross the fork. Where the program does not allow a fork server, they fork, and a
+    warning says why.
     """
     chosen = _choose(asked, values)
     if chosen == "forkserver":
@@ -60,7 +62,7 @@ def _choose(asked: str | None, values: Any) -> str:
         return asked
     default = multiprocessing.get_all_start_methods()[0]
     chosen = multiprocessing.get_start_method(allow_none=True)
-    if chosen not in (None, default):
+    if chosen not in (None, default) and conventions() == "own":
         return chosen
     if "fork" not in multiprocessing.get_all_start_methods():
         return default

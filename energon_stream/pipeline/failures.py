@@ -183,7 +183,8 @@ class FailureGuard:
             is_new = self._failures.add(error, of, self.name, self._path)
         if self._handler is not None:
             try:
-                self._handler(error, sample, sources)
+                as_theirs = self._wraps_fatal and isinstance(sources, tuple)
+                self._handler(error, sample, list(sources) if as_theirs else sources)
             except StopIteration as raised:  # generators would end with another error, which names no sample
                 message = f"{self.name} raised {type(raised).__name__}: {raised}"
                 raise FatalSampleError.from_sample(sample, message) from raised

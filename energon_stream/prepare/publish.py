@@ -10,6 +10,7 @@ meanwhile, and ``index.sqlite`` fits both files or is absent.
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
+from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.index.checksums import CHECKSUMS
 from energon_stream.index.index_files import index_path
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from energon_stream.prepare.shard_records import ShardRecords
     from energon_stream.storage import Store
 
+_log = logging.getLogger(__name__)
 INDEX_UUID = f"{META_FOLDER}/index.uuid"
 SKIPPED = f"{META_FOLDER}/skipped.json"
 _NOTE = "publishing.json"
@@ -70,7 +73,10 @@ class MetadataOptions:
                 raise ConfigError(f"{argument} is {name!r}", hint="give a file name such as other.yaml")
 
     def split(self, shards: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Return the shards of each split part: all in ``train`` if nothing else is said."""
+        """Return the shards of each split part: all in ``train`` if nothing else is said.
+
+        By Megatron-Energon's conventions, a split part with a share may get no shard, with a warning.
+        """
         order = list(shards)
         if self.shuffle_seed is not None:
             random.Random(self.shuffle_seed).shuffle(order)
@@ -79,7 +85,11 @@ class MetadataOptions:
         ratio = (1, 0, 0) if self.split_ratio is None else self.split_ratio
         split = split_by_ratio(order, ratio)
         empty = [name for name, share in named_shares(ratio).items() if share > 0 and not split[name]]
-        if empty and order:
+        if empty and order and conventions() == "energon":
+            _log.warning(
+                "no tar is in %s: %d cannot be dealt in these shares", " and ".join(empty), len(order)
+            )
+        elif empty and order:
             raise ConfigError(
                 f"{' and '.join(empty)} would be empty: {len(order)} tars cannot be dealt in these shares",
                 hint="give shares that are whole tars, or --split-parts NAME:PATTERN; to deal samples instead, give "

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
 from energon_stream.samples.encoded_images import EncodedImages
@@ -20,8 +21,9 @@ else:
 _MISSING: Any = object()
 
 
-def _flat_sources(values: list[Any]) -> tuple[SourceInfo, ...] | None:
-    return tuple(source for value in values for source in value or ()) or None
+def _flat_sources(values: list[Any]) -> Any:
+    found = [source for value in values for source in value or ()]
+    return (found if conventions() == "energon" else tuple(found)) or None
 
 
 _METADATA: dict[str, Callable[[list[Any]], Any]] = {
@@ -48,7 +50,7 @@ class Batch(Shown):
         __key__: Keys of the samples.
         __restore_key__: Key from which the batch can be made again; the library fills it in.
         __subflavors__: Subflavors of each sample.
-        __sources__: Sources of all samples, in one flat tuple.
+        __sources__: Sources of all samples, in one flat tuple; a list by Megatron-Energon's conventions.
 
     Example:
         >>> import torch

@@ -80,12 +80,15 @@ class Description:
     readers: tuple[ReaderDataset, ...]
     # Versions of planned packs before this one, by the fingerprints of the order with them.
     earlier_packs: Mapping[str, int] = field(default_factory=dict)
+    may_divide: bool = False  # whether batches may have become shorter, as Megatron-Energon allows
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
         """Return, in words, the parts of the fingerprint in which a state differs."""
         saved = state["fingerprint"]
         differing = [name for name in _PARTS if saved.get(name) != self.prints.get(name)]
         differing = [name for name in differing if name in saved or name not in _OPTIONAL]
+        if "pipeline" in differing and self.may_divide and self._has_divided(state):
+            differing.remove("pipeline")
         matched = self.matched(state)
         if matched is None:
             return [self.difference(state, name) or f"{_PARTS[name]} differs" for name in differing]
@@ -101,6 +104,12 @@ class Description:
             implied.add("content")
         rest = [name for name in differing if name not in implied]
         return shown + [self.difference(state, name) or f"{_PARTS[name]} differs" for name in rest]
+
+    def _has_divided(self, state: Mapping[str, Any]) -> bool:
+        """Return True if only the size of batches differs, and the saved one is a multiple."""
+        kept = state["options"].get("pipeline") if isinstance(state.get("options"), Mapping) else None
+        as_saved = _hash(kept).hex() == state["fingerprint"]["pipeline"]
+        return self.options is not None and as_saved and _divides(kept, self.options["pipeline"])
 
     def matched(self, state: Mapping[str, Any]) -> list[Matching] | None:
         """Find the leaves of a state among the present leaves; None if the state does not identify them."""
@@ -216,7 +225,8 @@ def describe(dataset: SavableDataset[Any], *, again: bool = False) -> Descriptio
         _hash([_of_packs(order, version) for order in parts["order"]]).hex(): version
         for version in range(1, PACKING if plans else 1)
     }
-    return Description(prints, leaves, kept, identities(opened), tuple(opened), earlier)
+    may_divide = dataset.worker_config.conventions == "energon"
+    return Description(prints, leaves, kept, identities(opened), tuple(opened), earlier, may_divide)
 
 
 def _of_packs(order: Any, version: int) -> Any:
@@ -254,6 +264,16 @@ def _changes(saved: Any, now: Any, name: str) -> Iterator[str]:
             yield f"there were {len(saved)} {name or 'different orders'}, there are {len(now)}"
     elif saved != now:
         yield f"{name or 'the pipeline'} was {_short(saved)}, is {_short(now)}"
+
+
+def _divides(saved: Any, now: Any, name: str = "") -> bool:
+    """Return True if two descriptions agree, except that a saved ``batch_size`` may be a multiple."""
+    if isinstance(now, Mapping) and isinstance(saved, Mapping) and saved.keys() == now.keys():
+        return all(_divides(saved[key], now[key], key) for key in now)
+    if isinstance(now, list) and isinstance(saved, list) and len(saved) == len(now):
+        return all(map(_divides, saved, now))
+    is_multiple = name == "batch_size" and is_count(saved) and is_count(now) and now > 0 and saved % now == 0
+    return bool(saved == now or is_multiple)
 
 
 def _short(value: Any) -> str:

@@ -149,6 +149,9 @@ def test_a_single_rank_by_stream_gets_files_for_each_rank(tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["state-rank0.pt", "state-rank1.pt"]
 
 
+@pytest.mark.energon(
+    "checkpoint redist over states", differs="refused: what it would replace may be the only states"
+)
 @pytest.mark.parametrize(
     ("names", "expected"),
     [

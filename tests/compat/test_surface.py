@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from energon_stream import (
     BlendDataset,
@@ -26,11 +27,9 @@ from energon_stream import (
     reraise_exception,
 )
 from energon_stream.compat.dataset_classes import (
-    BaseWebdatasetFactory,
-    CrudeJsonlDatasetFactory,
     JoinedWebdatasetFactory,
 )
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.testing.datasets import prepared_captioning_dataset
 from energon_stream.testing.operator_suite import NumbersDataset
 
@@ -141,23 +140,6 @@ def test_options_of_a_loader_object(captions):
 
 
 @pytest.mark.energon(
-    "BaseWebdatasetFactory.shard_workers",
-    "BaseWebdatasetFactory.slice_workers",
-    "BaseWebdatasetFactory.split_samples_to_workers",
-    "CrudeJsonlDatasetFactory.shard_workers",
-    "CrudeJsonlDatasetFactory.slice_workers",
-    "CrudeJsonlDatasetFactory.split_samples_to_workers",
-    "JoinedWebdatasetFactory.shard_workers",
-    "JoinedWebdatasetFactory.slice_workers",
-    "JoinedWebdatasetFactory.split_samples_to_workers",
-    differs="this library deals samples to workers by its own plan; see concepts/order.md",
-)
-def test_how_samples_are_dealt_is_not_offered():
-    for kind in (BaseWebdatasetFactory, CrudeJsonlDatasetFactory, JoinedWebdatasetFactory):
-        assert not hasattr(kind, "shard_workers")
-
-
-@pytest.mark.energon(
     "BlendDataset.dataset",
     "ConcatDataset.dataset",
     differs="several datasets have `datasets`",
@@ -173,9 +155,6 @@ def test_joins_make_no_samples_of_parts():
     assert not hasattr(JoinedWebdatasetFactory, "load_sample")
 
 
-@pytest.mark.energon(
-    "Metadataset(splits)", "MetadatasetV2(splits)", differs="pass a path, or the parsed document"
-)
 def test_metadatasets_from_documents(captions):
     document = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
     document["splits"] = {"train": {"path": str(captions)}}
@@ -245,3 +224,54 @@ def test_a_limit_goes_on_or_begins_again(conventions, second):
 def test_epochs_have_one_length():
     epochs = get_loader(EpochizeDataset(NumbersDataset(4), 3))
     assert [list(epochs) for _ in range(2)] == [[0, 1, 2], [3, 0, 1]]
+
+
+def energon_config(**options):
+    return WorkerConfig(**{"rank": 0, "world_size": 1, "num_workers": 0, "conventions": "energon", **options})
+
+
+def from_captions(captions, config, batch_size=3, **options):
+    shuffling = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    return get_train_dataset(captions, batch_size=batch_size, worker_config=config, **shuffling, **options)
+
+
+@pytest.mark.energon(
+    "isinstance of torch's DataLoader and IterableDataset",
+    differs="neither: torch's loader would collate batches again, and lose states",
+)
+def test_loaders_and_datasets_are_not_those_of_torch(captions):
+    loader = get_savable_loader(train(captions))
+    assert not isinstance(loader, torch.utils.data.DataLoader)
+    assert not isinstance(loader.dataset, torch.utils.data.IterableDataset)
+
+
+@pytest.mark.energon(
+    "len() of endless training",
+    differs="the samples of a pass, in batches; 7.4.1 adds a part batch for each worker, which never comes",
+)
+def test_the_length_of_endless_training(captions):
+    """7.4.1 says 6: it has 6, 5 and 5 samples in the workers."""
+    assert len(from_captions(captions, energon_config(num_workers=3), batch_size=4)) == 4
+
+
+@pytest.mark.energon(
+    "fewer samples than workers of all ranks",
+    differs="refused on every rank: ranks with samples would wait for those without",
+)
+def test_fewer_samples_than_workers(captions):
+    for rank in (0, 29):
+        with pytest.raises(EmptyStreamError, match="16 samples cannot be dealt to 30 streams"):
+            from_captions(captions, energon_config(rank=rank, world_size=30))
+
+
+@pytest.mark.energon(
+    "crude samples without a cooker", differs="encode_sample gets the dict; 7.4.1 refuses the dataset"
+)
+def test_crude_samples_without_a_cooker(captions):
+    crude = {"__module__": "energon_stream", "__class__": "CrudeWebdataset"}
+    (captions / ".nv-meta" / "crude.yaml").write_text(json.dumps(crude))
+    shuffling = {"shuffle_buffer_size": None, "max_samples_per_sequence": None}
+    dataset = get_train_dataset(
+        captions, batch_size=None, worker_config=CONFIG, dataset_config="crude.yaml", **shuffling
+    )
+    assert {"jpg", "txt"} <= set(next(iter(get_loader(dataset))))

@@ -8,13 +8,17 @@ import dataclasses
 import inspect
 import itertools
 import json
+import multiprocessing
 
 import megatron.energon as energon
+import yaml
 from behaviours_common import (
     CONFIG,
     CRUDE,
+    FOLDER,
     case,
     mixture,
+    more,
     run_cases,
     texts,
     train,
@@ -23,10 +27,15 @@ from behaviours_common import (
     write_yaml,
 )
 from megatron.energon import (
+    BaseWebdatasetFactory,
     BlendDataset,
     Cooker,
     DefaultTaskEncoder,
+    MapDataset,
+    Metadataset,
+    MetadatasetV2,
     RepeatDataset,
+    SkipSample,
     TextSample,
     WorkerConfig,
     basic_sample_keys,
@@ -39,8 +48,14 @@ from megatron.energon import (
     stateless,
 )
 from megatron.energon.cache.file_store import WebdatasetFileStore
-from megatron.energon.epathlib import EPath
+from megatron.energon.epathlib import EPath, epath
+from megatron.energon.errors import ErrorContext
 from megatron.energon.flavors.webdataset.itar_reader import SqliteITarEntryReader
+from megatron.energon.flavors.webdataset.sample_loader import RawSampleData, WebdatasetSampleLoaderDataset
+from megatron.energon.flavors.webdataset.sharder import Sharder
+from megatron.energon.flavors.webdataset.structs import DatasetSubset, ShardInfo
+from megatron.energon.metadataset import metadataset as first_version
+from megatron.energon.metadataset import metadataset_v2 as nodes
 from megatron.energon.metadataset.loader_interface import DatasetBlendMode
 
 
@@ -202,6 +217,268 @@ def commands_are_objects():
     found = [getattr(main, f"{name}_command").name for name in named]
     ended = CliRunner().invoke(main.info_command, [str(texts)])
     return found, ended.exit_code, "12" in ended.output
+
+
+def _said(whole, part):
+    options = {"split_part": part, "worker_config": CONFIG}
+    loaded = whole.get_datasets(training=True, **options)
+    is_blend = len(loaded.datasets) > 1
+    shares = [
+        (each.weight if is_blend else None, each.repetitions, each.dataset.subflavors)
+        for each in loaded.datasets
+    ]
+    passes = whole.get_datasets(training=False, **options).datasets
+    read = [[sample.text for sample in get_loader(_built(each.dataset))] for each in passes]
+    return loaded.blend_mode.name, shares, read
+
+
+@case(
+    "Metadataset(splits)",
+    "MetadatasetV2(splits)",
+    "MetadatasetBlend, BlendDatasetReference, Subset and other nodes of metadatasets",
+)
+def metadatasets_in_python():
+    named = {"split_part": "train", "path": "./texts"}
+    other = {"split_part": "train", "path": EPath(more)}
+    half = nodes.Subset(range=("0%", "50%"))
+    splits = {
+        "single": nodes.DatasetReference(**named, subflavors={"x": 1}),
+        "part": nodes.DatasetReference(**named, subset=half),
+        "blend": nodes.MetadatasetBlend(
+            blend=[
+                nodes.BlendDatasetReference(**named, weight=1, subflavors={"x": 1}),
+                nodes.BlendDatasetReference(weight=3, subset=half, **other),
+            ]
+        ),
+        "repeated": nodes.MetadatasetBlendEpochized(
+            blend_epochized=[
+                nodes.BlendEpochizedDatasetReference(repetitions=2, **named),
+                nodes.BlendEpochizedDatasetReference(**other),
+            ]
+        ),
+    }
+    whole = MetadatasetV2(path=EPath(FOLDER) / "not_there.yaml", splits=splits)
+    whole.post_initialize()
+    found = [_said(whole, name) for name in splits]
+    references = [
+        first_version.DatasetReference(weight=2, **named),
+        first_version.DatasetReference(subflavors={"y": 2}, **other),
+    ]
+    first = Metadataset(
+        path=EPath(FOLDER) / "not_there.yaml",
+        splits={"a": first_version.MetadatasetBlender(datasets=references)},
+    )
+    first.post_initialize()
+    found.append(_said(first, "a"))
+    found.append(
+        (references[0].weight, str(references[0].path).rpartition("/")[2], splits["blend"].blend[1].weight)
+    )
+    kinds = [nodes.BlendWeightMixin, nodes.DatasetReference, nodes.SubsetRatioMixin]
+    return [*found, [isinstance(splits["blend"].blend[0], kind) for kind in kinds]]
+
+
+def _built(dataset):
+    return dataset.build() if hasattr(dataset, "build") else dataset
+
+
+SHARDS = [ShardInfo(name=str(count), path=EPath(f"/{count}"), count=count) for count in (5, 0, 9, 12)]
+
+
+@case(
+    "Sharder",
+    "BaseWebdatasetFactory.shard_workers",
+    "BaseWebdatasetFactory.slice_workers",
+    "BaseWebdatasetFactory.split_samples_to_workers",
+    "CrudeJsonlDatasetFactory.shard_workers",
+    "CrudeJsonlDatasetFactory.slice_workers",
+    "CrudeJsonlDatasetFactory.split_samples_to_workers",
+    "JoinedWebdatasetFactory.shard_workers",
+    "JoinedWebdatasetFactory.slice_workers",
+    "JoinedWebdatasetFactory.split_samples_to_workers",
+)
+def shares_of_workers():
+    found = []
+    for rank, ranks, workers in ((0, 1, 0), (0, 1, 3), (1, 2, 2), (2, 3, 2)):
+        config = WorkerConfig(rank=rank, world_size=ranks, num_workers=workers)
+        found += [
+            Sharder.split_samples_to_workers(5, 5 + samples, config, rotation_offset=3)
+            for samples in (0, 1, 7, 100)
+        ]
+        subset = DatasetSubset(range=(0.5, 1.0))
+        for longest in (None, 1, 3, 10):
+            sizes = {"max_samples_per_sequence": longest}
+            found.append(BaseWebdatasetFactory.shard_workers(SHARDS, config, **sizes))
+            found.append(Sharder.shard_workers(SHARDS, config, subset=subset, rotation_offset=1, **sizes))
+            found.append(Sharder.slice_workers(23, config, subset=subset, rotation_offset=2, **sizes))
+    return found
+
+
+class Reader:
+    """A reader of a joined dataset: a sequence of samples, or None."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        sample = {
+            "__key__": str(index),
+            "__restore_key__": ("Webdataset", index),
+            "__sources__": (),
+            "x": index,
+        }
+        return None if index == 5 else sample
+
+
+def _slices(workers, epochs, parallel):
+    config = WorkerConfig(rank=0, world_size=1, num_workers=workers)
+    offsets = Sharder.slice_workers(12, config, max_samples_per_sequence=3)
+    options = {"shuffle_over_epochs": epochs, "parallel_slice_iters": parallel}
+    dataset = WebdatasetSampleLoaderDataset([Reader(), Reader()], offsets, worker_config=config, **options)
+    return get_savable_loader(MapDataset(dataset, lambda sample: sample, worker_config=config)), len(dataset)
+
+
+@case("WebdatasetSampleLoaderDataset", "RawSampleData")
+def slices_of_readers():
+    found = [repr(RawSampleData(__restore_key__=("a", 1), data=(None,)))]
+    for workers, *options in ((0, None, 1), (0, 1, 4), (0, 2, 2), (0, -1, 3), (2, 1, 1), (2, -1, 3)):
+        loader, length = _slices(workers, *options)
+        first = itertools.islice(loader, 7)
+        read = [sample.data[1]["x"] for sample in first]
+        state = loader.save_state_rank()
+        again, _ = _slices(workers, *options)
+        again.restore_state_rank(state)
+        rest = [sample.data[1]["x"] for sample in itertools.islice(again, 12)]
+        found.append((length, read, rest))
+    return found
+
+
+@case("WorkerConfig(global_error_handler): sources are a list", "Batch.__sources__")
+def sources_are_lists():
+    found = []
+
+    class Failing(DefaultTaskEncoder):
+        def encode_sample(self, sample):
+            if sample.__key__ == "0003":
+                raise ValueError("broken")
+            return sample
+
+    def handler(error, sample, sources):
+        found.append((type(sources).__name__, len(sources)))
+
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0, global_error_handler=handler)
+    batches = list(get_loader(get_val_dataset(texts, split_part="train", worker_config=config, batch_size=4,
+                                              task_encoder=Failing())))  # fmt: skip
+    return found, [(type(batch.__sources__).__name__, len(batch.__sources__)) for batch in batches]
+
+
+@case("SavableDataLoader.restore_state_rank while workers run")
+def restoring_too_late():
+    loader = get_savable_loader(train(texts, workers=1))
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.save_state_rank()
+    try:
+        loader.restore_state_rank(state)
+    except AssertionError:
+        return "AssertionError"
+
+
+@case("restore_state_rank into smaller batches")
+def batches_get_smaller():
+    """Of each worker's batch of 4, two of 2 are left, whatever the order is."""
+    options = {"workers": 2}
+    loader = get_savable_loader(train(long, batch_size=4, **options))
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.save_state_rank()
+    rest = [next(iterator).__key__ for _ in range(4)]
+    smaller = get_savable_loader(train(long, batch_size=2, **options))
+    smaller.restore_state_rank(state)
+    found = [batch.__key__ for batch in itertools.islice(smaller, 8)]
+    expected = [
+        rest[first + worker][half : half + 2] for first in (0, 2) for half in (0, 2) for worker in (0, 1)
+    ]
+    return found == expected
+
+
+@case("epath.NVDATASET_CACHE_DIR, assigned")
+def folder_of_datasets():
+    (FOLDER / "named" / "1").mkdir(parents=True)
+    (FOLDER / "named" / "1" / "file.txt").write_text("found")
+    epath.NVDATASET_CACHE_DIR = EPath(FOLDER)
+    return EPath("dss://named@1/file.txt").read_text()
+
+
+@case("metadataset: half a repetition of several copies")
+def half_a_repetition():
+    found = []
+    for copies in (1, 2, 3):
+        for repetitions in (0.5, 1, 1.5):
+            entries = [{"repetitions": repetitions, "path": "./texts"}, {"path": "./more"}]
+            path = write_yaml(f"half-{copies}-{repetitions}.yaml", {"blend_epochized": entries})
+            options = {"repeat": False, "shuffle_over_epochs_multiplier": copies}
+            kinds = collections.Counter(
+                sample.text.split()[0] for sample in get_loader(train(path, **options))
+            )
+            found.append(sorted(kinds.items()))
+    return found
+
+
+@case("get_val_datasets: the length of a source")
+def lengths_of_sources():
+    pairs = get_val_datasets(mixture, split_part="train", worker_config=CONFIG, batch_size=5)
+    return [(len(dataset), len(source), source.path.name, source.subflavors) for dataset, source in pairs]
+
+
+class Local:
+    """Makes an encoder that cannot be pickled."""
+
+    def make(self):
+        class Encoder(DefaultTaskEncoder):
+            def encode_sample(self, sample):
+                return sample
+
+        return Encoder()
+
+
+@case("get_loader after multiprocessing.set_start_method")
+def workers_are_forked():
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        return sorted(
+            sample.text for sample in get_loader(train(texts, Local().make(), workers=1, repeat=False))
+        )
+    finally:
+        multiprocessing.set_start_method("fork", force=True)
+
+
+@case("ErrorContext")
+def failures_in_a_row():
+    context, seen = ErrorContext("a name", lambda *arguments: None, tolerance=5), []
+    for error in (ValueError, ValueError, None, ValueError, SkipSample, ValueError):
+        with context.handle_errors({"__key__": "a"}):
+            if error is not None:
+                raise error
+        seen.append(context._consecutive_failures)
+    context.reset()
+    return seen, context._consecutive_failures
+
+
+@case("BaseWebdatasetFactory.prepare_dataset(split_parts_ratio)", "cli: prepare --split-ratio")
+def shares_of_few_tars():
+    found = []
+    for ratio in ((8, 1, 1), (1, 1, 1), (1, 0, 1)):
+        folder = write_tars("split-" + "-".join(map(str, ratio)), CRUDE)
+        BaseWebdatasetFactory.prepare_dataset(
+            folder,
+            ["shard-{0..1}.tar"],
+            split_parts_ratio=[*zip(("train", "val", "test"), ratio, strict=True)],
+            shuffle_seed=None,
+            workers=1,
+        )
+        found.append(yaml.safe_load((folder / ".nv-meta" / "split.yaml").read_text())["split_parts"])
+    return found
 
 
 long = write_tars("long", json.loads((texts / ".nv-meta" / "dataset.yaml").read_text()), samples=64)

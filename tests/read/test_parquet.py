@@ -30,6 +30,7 @@ from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.read import parquet_format
 from energon_stream.state import redistribute
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
+from energon_stream.testing.s3server import S3Server
 
 MAIN = WorkerConfig(0, 1, 0)
 
@@ -132,20 +133,35 @@ def test_rows_of_several_row_groups_are_mixed_and_each_group_is_read_once(tmp_pa
     assert len(ranges) == len(set(ranges)) or not ranges
 
 
-@pytest.mark.parametrize("prepared", [False, True])
-def test_the_first_batch_takes_four_round_trips(tmp_path, s3_server, tmp_bucket, prepared):
+def round_trips(log, latency):
+    """Count the longest chain of requests of which each began after the end of the one before."""
+    count, last = 0, 0.0
+    for entry in sorted(log, key=lambda entry: entry.time):
+        if entry.time - latency >= last:
+            count, last = count + 1, entry.time
+    return count
+
+
+@pytest.mark.parametrize("kind", ["file", "prepared folder"])
+def test_the_first_batch_takes_four_round_trips(tmp_path, kind):
+    """Of which opening the dataset takes some: data waits for no more than its footer."""
     folder, _ = folder_of(tmp_path)
-    if prepared:
+    if kind == "prepared folder":
         prepare_dataset(str(folder), split_ratio=(1, 0, 0))
-    s3_server.upload_folder(folder, tmp_bucket)
-    s3_server.reset_counters()
-    path = tmp_bucket if prepared else f"{tmp_bucket}/0.parquet"
-    dataset = train(path, storage_options=s3_server.storage_options, parallel_shard_iters=1)
-    opened = s3_server.log()
-    assert not prepared or not any(entry.key.endswith(".parquet") for entry in opened)
-    next(iter(dataset))
-    data = [entry for entry in s3_server.log()[len(opened) :] if entry.key.endswith(".parquet")]
-    assert data
+    latency = 0.3
+    with S3Server(first_byte_latency=latency) as server:
+        server.create_bucket("bucket")
+        server.upload_folder(folder, "s3://bucket")
+        server.reset_counters()
+        path = "s3://bucket/0.parquet" if kind == "file" else "s3://bucket"
+        options = {"storage_options": server.storage_options, "parallel_shard_iters": 1}
+        dataset = train(path, **options, batch_size=8)
+        opened = server.log()
+        assert kind != "prepared folder" or not any(entry.key.endswith(".parquet") for entry in opened)
+        next(iter(dataset))
+        log = server.log()
+    assert [entry for entry in log[len(opened) :] if entry.key.endswith(".parquet")]
+    assert round_trips(log, latency) <= 4, log
 
 
 def test_only_the_chosen_columns_are_read(tmp_path, s3_server, tmp_bucket):
