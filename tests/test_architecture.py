@@ -9,7 +9,7 @@ import energon_stream
 
 ROOT = Path(energon_stream.__file__).parent
 BASE = {
-    "arguments", "arrays", "atomic_files", "conventions", "drawing", "edataclass", "errors", "fork", "imports",
+    "agreement", "arguments", "arrays", "atomic_files", "conventions", "drawing", "edataclass", "errors", "fork", "imports",
     "limits", "living", "logs", "plugins", "printable", "progress", "quantities", "random_states", "rng", "samples", "selection", "threads", "tracing",
     "system_errors", "temporary_folders", "urls", "worker", "worker_fields",
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from energon_stream.agreement import agreed_opening
 from energon_stream.arguments import (
     MAX_SAMPLES_PER_SEQUENCE,
     SHUFFLE_BUFFER_SIZE,
@@ -88,6 +89,7 @@ def get_train_dataset(
 ) -> SavableDataset[T]: ...
 
 
+@agreed_opening
 @names_checked(*SharedOptions.__optional_keys__)
 def get_train_dataset(
     path: PathOption,
@@ -219,6 +221,7 @@ def get_val_dataset(
 ) -> SavableDataset[T]: ...
 
 
+@agreed_opening
 @names_checked(*SharedOptions.__optional_keys__)
 def get_val_dataset(  # noqa: D417 # get_train_dataset describes the other arguments
     path: PathOption,
@@ -254,6 +257,7 @@ def get_val_dataset(  # noqa: D417 # get_train_dataset describes the other argum
     return _batched(request, datasets, batch_drop_last, limit, ends)
 
 
+@agreed_opening
 @names_checked(*SharedOptions.__optional_keys__)
 def get_val_datasets(
     path: PathOption,
@@ -292,6 +296,7 @@ def get_val_datasets(
     ]
 
 
+@agreed_opening
 def get_processing_dataset(
     path: PathOption, *, split_part: str = "train", **options: Unpack[DatasetOptions]
 ) -> SavableDataset[Any]:
@@ -317,6 +322,7 @@ def open_processed(request: DatasetRequest) -> tuple[Mixture, list[SavableDatase
     return mixture, [processed(request.encoder, dataset, request.config) for dataset in datasets]
 
 
+@agreed_opening
 def get_processing_datasets(
     path: PathOption, *, split_part: str = "train", **options: Unpack[DatasetOptions]
 ) -> list[tuple[SavableDataset[Any], AnyLeafRef]]:

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from energon_stream.agreement import agree
 from energon_stream.errors import ConfigError, StateError, StepPassedError, WeightsError
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.sample_sizes import block_bytes
+from energon_stream.loader.agreements import WEIGH
 from energon_stream.loader.position import LoaderPosition
-from energon_stream.loader.ranks import gather_to_all
 from energon_stream.pipeline import IterMapDataset
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.iterables import is_iterable
@@ -144,7 +145,7 @@ def changed(
     dataset: SavableDataset[Any], position: LoaderPosition, weights: Mapping[str, float], step: int | None
 ) -> tuple[WeightChange, ...]:
     """Return the weights that were set, with others from a step on; see ``BasicDataLoader.set_weights``."""
-    config, first = dataset.worker_config, 0
+    config, first, mine = dataset.worker_config, 0, ""
     problem: ConfigError | None = None
     made: tuple[WeightChange, ...] = ()
     try:
@@ -164,18 +165,9 @@ def changed(
             reader.schedule(stream, path, changes=made)  # raises if a stream has no sample of these sources
         mine = digest_of_changes(made)
     except ConfigError as error:  # the other ranks wait for this one
-        problem, mine = error, f"an error: {error.what}"
-    answers = gather_to_all((mine, first), config)
-    if problem is not None:
-        raise problem
-    first = max(possible for _, possible in answers)
-    differing = [rank for rank, (other, _) in enumerate(answers) if other != mine]
-    if differing:
-        raise WeightsError(
-            f"ranks {differing} have other weights of the mixture than this one: {answers[differing[0]][0]}",
-            where=f"rank {config.rank}, with {mine}",
-            hint="call set_weights on all ranks, each time with the same weights and the same at_step",
-        )
+        problem = error
+    if (firsts := agree(WEIGH, config, problem, {"the weights": f"#{mine}"}, first)) is not None:
+        first = firsts[1][0]
     if step is not None and step < first:
         now, _ = steps_of(dataset, position)
         why = f"is over: the next one is {now}" if step < now else "has samples that are chosen already"

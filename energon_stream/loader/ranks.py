@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from energon_stream.agreement import group_of
 from energon_stream.errors import ConfigError
 from energon_stream.worker import WorkerConfig
 
@@ -37,33 +38,13 @@ def broadcast_states(states: Any, config: WorkerConfig, src: int) -> Any:
     return content[0]
 
 
-def _group(config: WorkerConfig, *, is_needed: bool = True) -> Any:
-    """Return the process group of the data-parallel ranks. Without one, raise ConfigError, or return None."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        given = config.data_parallel_group
-        group = given if isinstance(given, dist.ProcessGroup) else dist.group.WORLD
-        if group is not None and dist.get_world_size(group) == config.world_size:
-            return group
-    if not is_needed:
-        return None
-    raise ConfigError(
-        f"there is no torch.distributed group of the {config.world_size} data-parallel ranks",
-        hint="call torch.distributed.init_process_group and pass the group as data_parallel_group, or use "
-        "save_state_rank and restore_state_rank with a file for each rank",
-    )
-
-
-def gather_to_all(value: Any, config: WorkerConfig) -> list[Any]:
-    """Return the value of every data-parallel rank, all of which call this; alone without a process group."""
-    if config.world_size == 1:
-        return [value]
-    import torch.distributed as dist
-
-    group = _group(config, is_needed=False)
+def _group(config: WorkerConfig) -> Any:
+    """Return the process group of the data-parallel ranks. Raises ConfigError without one."""
+    group = group_of(config)
     if group is None:
-        return [value]
-    gathered: list[Any] = [None] * config.world_size
-    dist.all_gather_object(gathered, value, group=group)
-    return gathered
+        raise ConfigError(
+            f"there is no torch.distributed group of the {config.world_size} data-parallel ranks",
+            hint="call torch.distributed.init_process_group and pass the group as data_parallel_group, or use "
+            "save_state_rank and restore_state_rank with a file for each rank",
+        )
+    return group

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import marshal
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import Any, Literal, Self, TypeAlias, TypeVar, get_args
+from functools import cached_property, partial, wraps
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeAlias, TypeVar, get_args
 
-from energon_stream.errors import ConfigError, StateInUseError
+from energon_stream.agreement import Occasion, agree, group_of, waits
+from energon_stream.errors import ConfigError, EnergonStreamError, StateInUseError
 from energon_stream.lineage.recorder import RunRecorder
 from energon_stream.lineage.tracker import Tracker
+from energon_stream.loader.agreements import RESTORE, START, check_step, common, global_index
 from energon_stream.loader.loader import BasicDataLoader, counts_of
 from energon_stream.loader.mixture_control import check_changes, is_live, steps_of
 from energon_stream.loader.position import LoaderPosition
@@ -36,9 +38,40 @@ from energon_stream.state.description import Description, describe
 from energon_stream.state.rank import peek_dealt_to
 
 T = TypeVar("T")
+P = ParamSpec("P")
+L = TypeVar("L", bound="SavableDataLoader[Any]")
 OnChange: TypeAlias = Literal["error", "continue"]
 
 _log = logging.getLogger(__name__)
+
+
+def _agreed(restore: Callable[Concatenate[L, P], None]) -> Callable[Concatenate[L, P], None]:
+    """Let a restore fail on all ranks if it fails on one, and leave the loaders of all as they were."""
+
+    @wraps(restore)
+    def call(self: L, /, *args: P.args, **options: P.kwargs) -> None:
+        if self._is_restoring or not (self.dataset.training or waits()[1]):  # ranks may validate alone
+            return restore(self, *args, **options)
+        position, unlisted, dealt_to = self._position, self._unlisted, self.worker_config.dealt_to
+        problem: Exception | None = None
+        self._is_restoring = True
+        try:
+            restore(self, *args, **options)
+        except Exception as error:
+            problem = error
+        finally:
+            self._is_restoring = False
+        try:
+            self._agree(RESTORE, problem)
+        except EnergonStreamError:
+            if problem is None:
+                self._deal(dealt_to)
+                self._position, self._unlisted, self.restore_report = position, unlisted, None
+                if self._recorder is not None:
+                    self._recorder.restore(None, position.states)
+            raise
+
+    return call
 
 
 class SavableDataLoader(BasicDataLoader[T]):
@@ -95,17 +128,33 @@ class SavableDataLoader(BasicDataLoader[T]):
     ) -> None:
         super().__init__(dataset, **options)
         self._dealt_to = self._begun_dealt_to = dataset.worker_config.dealt_to
+        self._has_agreed = self._is_restoring = False
         self._recorder: RunRecorder | None = None
         if run is not None:
             self._recorder = RunRecorder(dataset, os.fspath(run), run_storage_options, self._bad)
             tracker = partial(Tracker, dataset, *self._recorder.plan)
             self._options = replace(self._options, tracker=tracker)
 
+    def _agree(self, occasion: Occasion, problem: Exception | None = None) -> None:
+        """Raise the same error on all ranks if one has a problem, or another dataset, program or step."""
+        config, has, at = self.worker_config, {}, None
+        if problem is None and group_of(config) is not None:
+            begun = any(state is not None for state in self._position.states.values())
+            prints = dict(self._description.prints) if begun or occasion is START else {}
+            if occasion is not START:  # what the ranks restore was compared with it already
+                prints.pop("content", None)
+            has = common(self.dataset, begun, prints)
+            at = global_index(self._position.rotation, config)
+        check_step(agree(replace(occasion, key=str(self.dataset.training)), config, problem, has, at), config)
+        self._has_agreed = True
+
     @cached_property
     def _description(self) -> Description:
         return describe(self.dataset)
 
     def _prepare(self) -> None:
+        if waits()[1] and not self._has_agreed:
+            self._agree(START)
         self._begun_dealt_to = self.worker_config.dealt_to
         _ = self._description  # takes a while for large mixtures, and saving should not
         if self._recorder is not None:
@@ -145,6 +194,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         self._recorder.flush(position.states)
         return with_digest({**state, "run": self._recorder.saved(position.states)})
 
+    @_agreed
     def restore_state_rank(
         self, state: dict[str, Any] | bytes | None, *, on_change: OnChange | None = None
     ) -> None:
@@ -159,7 +209,7 @@ class SavableDataLoader(BasicDataLoader[T]):
 
         Raises:
             StateInUseError: Iteration has begun.
-            StateError: The state does not fit this dataset or topology.
+            StateError: The state does not fit this dataset or topology, on this rank or another one.
             ConfigError: ``on_change`` has another value.
         """
         if self._session is not None:
@@ -231,6 +281,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         chosen = global_dst_rank if global_dst_rank is not None else dst_rank or 0
         return gather_states(self.save_state_rank(), self.worker_config, chosen)
 
+    @_agreed
     def restore_state_global(
         self,
         state: Sequence[Any] | None,
@@ -282,6 +333,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         """Return the position of this rank, with one entry (of bytes) for each of its streams."""
         return split_streams(self.save_state_rank())
 
+    @_agreed
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state dict; before the first iteration only.
 

@@ -50,7 +50,7 @@ _MARK_BYTES = 2
 _MOST_OPTIONS = 1000
 """Characters of JSON up to which a state holds the options: most pipelines take 100 to 300."""
 _MOST_NAMED = 5
-_PARTS = {
+PARTS = {
     "data": "the data (shards, sample counts or split part)",
     "order": "the order (shuffling, slices, blending)",
     "weights": "the weights of a blend",
@@ -85,13 +85,13 @@ class Description:
     def differences(self, state: Mapping[str, Any]) -> list[str]:
         """Return, in words, the parts of the fingerprint in which a state differs."""
         saved = state["fingerprint"]
-        differing = [name for name in _PARTS if saved.get(name) != self.prints.get(name)]
+        differing = [name for name in PARTS if saved.get(name) != self.prints.get(name)]
         differing = [name for name in differing if name in saved or name not in _OPTIONAL]
         if "pipeline" in differing and self.may_divide and self._has_divided(state):
             differing.remove("pipeline")
         matched = self.matched(state)
         if matched is None:
-            return [self.difference(state, name) or f"{_PARTS[name]} differs" for name in differing]
+            return [self.difference(state, name) or f"{PARTS[name]} differs" for name in differing]
         changes = [change for each in matched for change in each.changes()]
         if changes and self.difference(state, "order"):
             changes = [self.difference(state, "order")]
@@ -103,7 +103,7 @@ class Description:
         if any(each.unchecked for each in matched):
             implied.add("content")
         rest = [name for name in differing if name not in implied]
-        return shown + [self.difference(state, name) or f"{_PARTS[name]} differs" for name in rest]
+        return shown + [self.difference(state, name) or f"{PARTS[name]} differs" for name in rest]
 
     def _has_divided(self, state: Mapping[str, Any]) -> bool:
         """Return True if only the size of batches differs, and the saved one is a multiple."""
