@@ -125,7 +125,7 @@ frameworks:
 	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
 	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check --no-deps 'triton<3.8'
 	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 torchdata torchtitan==0.3.0 \
-		torchft==0.2.0 transformers==5.18.0 torchao==0.18.0 -e '.[test]'
+		torchft==0.2.0 transformers==5.18.0 torchao==0.18.0 'fsspec<=2026.2.0' -e . pytest pytest-timeout pytest-xdist sybil hypothesis
 	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check --no-deps nemo-automodel==0.7.0
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest -m '' --timeout 900 -v $(FRAMEWORKS:%=tests/integrations/test_%.py)
 

@@ -41,7 +41,7 @@ class _Batches:
 
 
 class EnergonDataset(_Batches, IterableDataset[Any]):
-    """What :class:`EnergonDatasetConfig` builds: batches, for a loader of a recipe."""
+    """The batches of an :class:`EnergonDatasetConfig`, for a loader of a recipe."""
 
     def __init__(self, open_loader: Callable[[int, int], SavableDataLoader[Any]]) -> None:
         self._open = open_loader
