@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import IndexMismatchError, StorageError
 from energon_stream.read.budget import Budget, Lane
-from energon_stream.read.fetch import RangeFetch, wait_for_first
+from energon_stream.read.fetch import RangeFetch, touching, wait_for_first
 from energon_stream.read.large import read_large_sample
 from energon_stream.read.locating import Locating
 from energon_stream.read.read_options import CHUNK, LOADING, ReadOptions
@@ -57,6 +57,7 @@ class ReaderGroup:
         self.wait = wait
         self.look_again: bool = True  # something has changed that may let a reader plan or request
         self._open: list[SampleReader] = []
+        self._joins = options.is_planned and readers > 1  # whether requests serve several readers
 
     @property
     def is_shared(self) -> bool:
@@ -78,27 +79,53 @@ class ReaderGroup:
         self.look_again = False  # from here on, other threads may set it again
         reader.begin()
         self.budget.look()
-        others = [other for other in self._open if other is not reader]
+        fill = self._fill_together if self._joins else self._fill
         while True:
             self.request()
-            planned = reader.fill(wait=True)
-            for other in others:
-                with suppress(StorageError):  # the other reader raises it when it is read
-                    planned |= other.fill(wait=False)
-            if not planned:
+            if not fill(reader):
                 break
         # Without freed bytes no other request has room, but index entries may arrive soon.
         # (Each reader is asked, because it may begin to wait for its entries.)
-        soon = [reader.may_plan_soon() for reader in self._open]
+        waits = self._joins and not all(each.may_plan or each.is_held_back for each in self._open)
+        soon = [] if waits else [reader.may_plan_soon() for reader in self._open]
         if self.budget.is_starting or any(soon):
             self.look_again = True
 
-    def request(self) -> None:
-        for fetch in self.budget.admit():
-            self.send(fetch)
+    def _fill(self, reader: SampleReader) -> bool:
+        """Let each reader plan one generation if it can; return whether one did."""
+        planned = reader.fill(wait=True)
+        for other in self._open:
+            if other is not reader:
+                with suppress(StorageError):  # the other reader raises it when it is read
+                    planned |= other.fill(wait=False)
+        return planned
 
-    def send(self, fetch: RangeFetch) -> None:
-        fetch.send(self.fetcher)
+    def _fill_together(self, reader: SampleReader) -> bool:
+        """The same, but all plan at the same time, unless ``reader`` has no sample ready."""
+        is_needed = not reader.has_ready
+        if not is_needed and not all(each.may_plan for each in self._open):
+            return False
+        reader.locate(wait=is_needed)
+        for other in self._open:
+            if other is not reader:
+                with suppress(StorageError):
+                    other.locate(wait=is_needed)
+        may_plan = is_needed or all(each.is_determined for each in self._open)
+        planned = [each.plan() for each in self._open if may_plan]
+        return any(planned)
+
+    def request(self) -> None:
+        """Make the requests that the budget admits; of planned packs, one for fetches that touch."""
+        admitted = self.budget.admit()
+        if self._joins:
+            for fetches in touching(list(admitted), self.options.max_request):
+                self.send(*fetches)
+        else:
+            for fetch in admitted:
+                self.send(fetch)
+
+    def send(self, fetch: RangeFetch, *others: RangeFetch) -> None:
+        fetch.send(self.fetcher, *others)
         if self.is_shared and not fetch.is_local:
             fetch.answer.add_done_callback(self.wake)
 
@@ -255,18 +282,38 @@ class SampleReader:
 
         With ``wait``, wait for index entries if no sample is ready.
         """
+        self.locate(wait and not self._ready.left)
+        return self.plan()
+
+    def locate(self, wait: bool) -> None:
+        """Locate references if a generation may be planned."""
         if not self._position.begun:  # the first samples of another reader are in small requests
             self._position.begun = True
             self._planner = self._planner.without_exact()
-        ready = self._ready
-        if not self._has_room or self._is_held_back or (ready.left and ready.ends_large):
-            return False
-        self._locate(wait and not ready.left)
-        return not (ready.left and self._planner.starts_large) and self._plan()
+        if self.may_plan:
+            self._locate(wait)
+
+    @property
+    def is_determined(self) -> bool:
+        """True if what was located determines the next generation."""
+        return self._locating.is_all or self._planner.has_enough(False)
+
+    def plan(self) -> bool:
+        """Plan one generation of what was located, if the limits allow; return whether that was done."""
+        return self.may_plan and not (self._ready.left and self._planner.starts_large) and self._plan()
+
+    @property
+    def has_ready(self) -> bool:
+        return self._ready.left > 0
+
+    @property
+    def may_plan(self) -> bool:
+        """True if no planned request waits, and the limits allow to plan."""
+        return self._has_room and not self.is_held_back and not (self._ready.left and self._ready.ends_large)
 
     def may_plan_soon(self) -> bool:
         """Return whether planning may be possible before bytes are freed."""
-        if self._is_held_back:
+        if self.is_held_back:
             return True
         locating = self._locating
         if not self._has_room or not locating.pending or self._planner.has_enough(locating.is_all):
@@ -285,7 +332,7 @@ class SampleReader:
         return not self._lane.queue and planned < most
 
     @property
-    def _is_held_back(self) -> bool:
+    def is_held_back(self) -> bool:
         """True if later generations wait until the first samples are consumed."""
         return self._planner.generation == 2 and self._lane.consumed < self._planner.exact_end
 

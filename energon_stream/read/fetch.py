@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from energon_stream.errors import ChecksumError, DatasetError, IndexMismatchError
 from energon_stream.index.objects import as_errors_of_shards
-from energon_stream.storage import Body, Fetcher, abandon, default_counters
+from energon_stream.storage import Body, ByteRange, Fetcher, abandon, default_counters
+from energon_stream.storage.coalesce import plan_fetches
 from energon_stream.tracing import current_recorder
 
 if TYPE_CHECKING:
@@ -39,9 +42,11 @@ class RangeFetch:
         "_again",
         "_answer",
         "_cut",
+        "_first",
         "_left",
         "_locator",
         "_sizes",
+        "_users",
         "_uses",
         "is_requested",
         "keeps",
@@ -55,6 +60,8 @@ class RangeFetch:
         self._locator = locator
         self._uses = len(request.starts)  # planned ranges that are not consumed yet
         self._answer: Future[Body] | None = None
+        self._first = 0  # byte of the answer with which the own ones begin
+        self._users = [1]  # fetches that the answer is for
         self._cut: Cut | None = None
         self._again = _REPEATS  # times that the bytes may be requested again
         # Uses of each range, if the answer may be taken apart.
@@ -85,15 +92,22 @@ class RangeFetch:
             raise RuntimeError("a fetch was used before it was requested; please report this bug")
         return self._answer
 
-    def send(self, fetcher: Fetcher) -> None:
-        request = self.request
-        shard = self._locator.object(request.object)
+    def send(self, fetcher: Fetcher, *others: RangeFetch) -> None:
+        """Make one request for this fetch and others of the same object."""
+        every = (self, *others)
+        shard = self._locator.object(self.request.object)
+        start = min(fetch.request.start for fetch in every)
+        stop = max(fetch.request.start + fetch.size for fetch in every)
         if not self.is_local:
-            default_counters().plan(request.reason.name.lower())
+            reason = self.request.reason.name.lower()
+            default_counters().plan(reason)
             if (record := current_recorder()) is not None:
-                record.reasons[shard.url, request.start] = request.reason.name.lower()
-        self._answer = shard.submit(fetcher, request.range, request.deadline)
-        self.is_requested = True
+                record.reasons[shard.url, start] = reason
+        deadline = min(fetch.deadline for fetch in every)
+        answer, users = shard.submit(fetcher, ByteRange(start, stop), deadline), [len(every)]
+        for fetch in every:
+            fetch._answer, fetch._users, fetch._first = answer, users, fetch.request.start - start
+            fetch.is_requested = True
 
     def reuse(self, places: Sequence[int]) -> None:
         """Note that ranges are planned once more, and served by the kept answer."""
@@ -138,7 +152,7 @@ class RangeFetch:
         shard.forget(self.request.range)
         with as_errors_of_shards():
             body = shard.get_range(self.request.range)
-        self._cut, self._answer = None, Future()
+        self._cut, self._answer, self._first = None, Future(), 0
         self._answer.set_result(body)
         return True
 
@@ -159,6 +173,8 @@ class RangeFetch:
     def stop_keeping(self) -> int:
         """Keep the answer until its planned samples are consumed; return how many bytes this releases."""
         before, self.keeps = self.held, False
+        if self._users[0] > 1 and self.has_arrived:  # else one fetch would hold the bytes of others
+            self.take_apart()
         return before - self.held
 
     def take_apart(self) -> int:
@@ -167,7 +183,9 @@ class RangeFetch:
         If the request failed, nothing happens; the error is raised for the first sample.
         """
         left = self._left
-        if left is None or self._sizes is not None or self.keeps or not self._uses or len(left) < 2:
+        if left is None or self._sizes is not None or self.keeps or not self._uses:
+            return 0
+        if len(left) < 2 and self._users[0] < 2:
             return 0
         if max(left) > 1:  # planned for several passes
             return 0
@@ -188,8 +206,10 @@ class RangeFetch:
         """Cancel the request, or let it end; return the bytes that the fetch held."""
         held, self._uses, self.keeps = self.held, 0, False
         if self._answer is not None:
-            self._answer.cancel()
-            abandon(self._answer)
+            self._users[0] -= 1
+            if not self._users[0]:
+                self._answer.cancel()
+                abandon(self._answer)
         return held
 
     def _split(self) -> Cut:
@@ -198,9 +218,25 @@ class RangeFetch:
         with as_errors_of_shards():
             body = self.answer.result()
         shard.observe(body.etag)
-        wrong = locator.wrong_ranges(request, body.data)
-        cut = locator.split(request, body.data)
+        data = body.data[self._first : self._first + request.size]
+        wrong = locator.wrong_ranges(request, data)
+        cut = locator.split(request, data)
         return partial(_refuse, wrong, cut) if wrong else cut
+
+
+def touching(fetches: Sequence[RangeFetch], max_request: int) -> Iterable[list[RangeFetch]]:
+    """Group fetches whose bytes touch, up to ``max_request`` bytes in all; the most urgent group first."""
+    if len(fetches) < 2:
+        return [list(fetches)] if fetches else []
+    requests = [fetch.request for fetch in fetches]
+    columns = np.array([(each.leaf << 32 | each.object, each.start, each.size) for each in requests]).T
+    keys, starts, sizes = columns
+    every = np.ones(len(fetches), dtype=np.bool_)
+    plan = plan_fetches(keys, starts, starts + sizes, every, max_gap=0, max_bytes=max_request)
+    groups = dict[int, list[RangeFetch]]()
+    for fetch, number in zip(fetches, plan.fetch_of.tolist(), strict=True):
+        groups.setdefault(number, []).append(fetch)
+    return groups.values()
 
 
 def _refuse(wrong: Mapping[int, ChecksumError], cut: Cut, sample: int, place: int) -> RawSample | None:

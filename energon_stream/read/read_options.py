@@ -138,4 +138,5 @@ class ReadOptions:
     @property
     def second_take(self) -> int:
         """References that are located while the first samples are in flight."""
-        return min(self.max_ahead, max(2 * self.chunk, self.max_ahead // 16))
+        share = 2 if self.is_planned else 16
+        return min(self.max_ahead, max(2 * self.chunk, self.max_ahead // share))

@@ -60,10 +60,12 @@ def rotate(readers, count, look=lambda: None):
     return found
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(4)
+@pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("budget", [4 << 20, 1 << 20, 500_000])
-def test_each_gives_its_samples_within_one_budget(remote, budget):
+def test_each_gives_its_samples_within_one_budget(remote, budget, planned):
     options = ReadOptions(byte_budget=budget, first_samples=4)
+    options = options.planned(SAMPLES, 20) if planned else options
     budget_of, schedules, readers = open_readers("s3://bucket/data", options, remote.storage_options)
     larger = 5 * 10_000  # the first samples, and one that is larger
     most = options.share(STREAMS).fetch_bytes * STREAMS + larger
@@ -103,8 +105,9 @@ def test_one_that_stands_still_does_not_stop_the_others(remote):
     rotate(readers[:5], 100)
 
 
-def test_a_sample_that_cannot_be_cut_is_met_in_its_place(folder, tmp_path):
-    """Also where its fetch was taken apart before."""
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_sample_that_cannot_be_cut_is_met_in_its_place(folder, tmp_path, planned):
+    """Also where its fetch was taken apart before, or has its bytes from a request for several readers."""
     source = TarLocator(0, open_webdataset(StoreSpec(str(folder)), split_part="train"))
     path = source.index.shard_paths[0]
     data = bytearray((folder / path).read_bytes())
@@ -115,6 +118,7 @@ def test_a_sample_that_cannot_be_cut_is_met_in_its_place(folder, tmp_path):
         server.upload_folder(folder, "s3://bucket/data")
         server.put(f"s3://bucket/data/{path}", bytes(data))
         options = ReadOptions(byte_budget=8 << 20, first_samples=1)
+        options = options.planned(SAMPLES, 20) if planned else options
         _, _, readers = open_readers("s3://bucket/data", options, server.storage_options, repeat=1)
         seen, errors = [], 0
         left = list(readers)
