@@ -293,6 +293,10 @@ class _Parser:
         return JoinRef(tuple(members), joiner, self.file, at, **_inherited(given, subflavors, at))
 
     def member(self, value: Any, at: str, split: str, nonmatch: NonMatch, name: str | None) -> JoinMemberRef:
+        for key in VIEW_KEYS:
+            if key in check_mapping(value, at):
+                what = f"{key!r} selects samples of a dataset, and those of a join are in its index"
+                raise MetadataError(what, where=at, hint="raise SkipSample in the joiner for the others")
         given = read_keys(value, {**_MEMBER, "nonmatch": replace(_NONMATCH, default=nonmatch)}, at)
         leaf = self.reference(value, at, split, ("path",), "nonmatch")
         if not isinstance(leaf, LeafRef):

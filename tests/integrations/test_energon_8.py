@@ -2,6 +2,8 @@
 
 import importlib
 import io
+import itertools
+import json
 import pickle
 
 import pytest
@@ -10,7 +12,7 @@ import energon_stream
 from energon_stream.compat.addresses import NAMES_8, find, missing_reason
 from energon_stream.errors import ConfigError, StateError, UntrustedCodeError
 from energon_stream.integrations.megatron import install_alias, uninstall_alias
-from energon_stream.testing.datasets import prepared_captioning_dataset
+from energon_stream.testing.datasets import prepared_captioning_dataset, prepared_text_dataset
 from energon_stream.testing.operator_suite import NumbersDataset
 
 
@@ -134,6 +136,37 @@ def test_its_states_load_and_are_refused(alias, folder):
         loader.restore_state_rank(loaded)
     with pytest.raises(StateError, match="RankState"):
         loader.restore_state_global([loaded])
+
+
+@pytest.mark.energon("8: migrate_dataloader_state")
+def test_a_state_goes_to_a_changed_recipe(alias, tmp_path):
+    """Of the sources that stay, no sample comes twice in a pass, as ``restore_state_rank`` sees to."""
+    from megatron.energon.checkpoint import ResumeMetadata, collect_resume_metadata, migrate_dataloader_state
+
+    for name in "abc":
+        prepared_text_dataset(tmp_path / name, shards=2, samples_per_shard=10, text=name + "{}")
+
+    def open_loader(*names):
+        entries = [{"repetitions": 1, "path": f"./{name}"} for name in names]
+        splits = {"train": {"blend_epochized": entries}}
+        document = {"__module__": "megatron.energon", "__class__": "Recipe", "splits": splits}
+        (tmp_path / "recipe.yaml").write_text(json.dumps(document))
+        dataset = energon_stream.get_train_dataset(
+            tmp_path / "recipe.yaml", batch_size=None, worker_config=energon_stream.WorkerConfig(0, 1, 0),
+            shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False,
+        )  # fmt: skip
+        return energon_stream.get_savable_loader(dataset)
+
+    loader = open_loader("a", "b")
+    seen = [sample.text for sample in itertools.islice(loader, 15)]
+    state, metadata = loader.save_state_rank(), collect_resume_metadata(loader).to_dict()
+    changed = open_loader("b", "c", "a")
+    migrated = migrate_dataloader_state(changed, state, ResumeMetadata.from_dict(metadata))
+    changed.restore_state_rank(migrated)
+    rest = [sample.text for sample in itertools.islice(changed, 100)]
+    kept = [text for text in seen + rest if text[0] != "c"]
+    assert len(set(kept)) == len(kept) == 40
+    assert sum(text[0] == "c" for text in rest) == 20
 
 
 @pytest.mark.energon("8: JsonParser(allow_imports)", "8: decoders", "8: new addresses")

@@ -216,6 +216,14 @@ def test_a_joiner_may_skip_a_row(lake):
     assert [sample.text for sample in in_order(path)] == [f"a{i}" for i in range(0, 40, 2)]
 
 
+@pytest.mark.parametrize("key", ["filter", "where", "share"])
+def test_a_member_with_a_filter_names_the_joiner(lake, key):
+    """``test_a_joiner_may_skip_a_row`` follows the hint."""
+    path = write(lake, [{"path": "a", key: "even"}, {"path": "c"}])
+    with pytest.raises(MetadataError, match=rf"'{key}' selects .*join\[0\].*SkipSample in the joiner"):
+        prepare_metadataset(path)
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("streams", [1, 3])
 def test_exact_resume_and_restore_by_key(lake, streams):
