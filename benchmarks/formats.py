@@ -6,7 +6,7 @@ Each row is a process of its own, that reads one shuffled pass. ``s3`` is the S3
 ``latency`` before each answer; ``requests`` and ``bytes`` are counted there, and ``trips`` is the number of
 requests of the first batch that waited for others before them. ``datasets`` of Hugging Face, with
 ``streaming=True``, and Megatron-Core's ``IndexedDataset`` read local files; without them, their rows say so.
-Samples a second are those after the first batch.
+Samples a second count from the first batch on.
 """
 
 from __future__ import annotations

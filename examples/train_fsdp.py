@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 3 examples/train_fsdp.py --data s3://bucket/dataset --checkpoint run/ckpt
     --record run/steps.txt
 
-Steps are those of ``train_ddp.py``, and so is the record: with any number of ranks that divides 12 it has the
+Steps and record are as in ``train_ddp.py``: with any number of ranks that divides 12 it has the
 same batches. ``torch.distributed.checkpoint.async_save`` takes the states of model, optimizer and loader at
 once, and writes them while the next steps run. ``load`` deals the shards of the model and the streams of the
 loader to the ranks that there are. Without CUDA it runs on CPUs, with gloo.

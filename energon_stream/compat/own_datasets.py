@@ -110,7 +110,7 @@ class SampleIndex(Savable):
 
     @contextmanager
     def ctx(self, sample_idx: int | None = None) -> Iterator[int]:
-        """Show the counter in a ``with`` block, and count; or show another one."""
+        """Show the counter in a ``with`` block, and count; or show another."""
         shown = self.get_next() if sample_idx is None else sample_idx
         self.worker_config.worker_push_sample_index(shown)
         try:

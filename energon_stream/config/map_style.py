@@ -203,7 +203,7 @@ class MapStyleDataset(Generic[T]):
         Raises:
             SampleKeyError: No sample has the key; a KeyError.
             DuplicateKeyError: Several have it.
-            NotPreparedError: The keys have no index, as those of tars that nobody prepared.
+            NotPreparedError: The keys have no index, such as tars that were not prepared.
         """
         wanted, found = Wanted(set), list[int]()
         want(wanted, str(key), None)

@@ -42,7 +42,7 @@ class LeafDataset(ReaderDataset):
         return ReaderDataset(self.leaves, plan, worker_config=self.worker_config, options=self.options)
 
     def repeated(self, repetitions: float) -> tuple[LeafDataset, float]:
-        """Return a dataset with so many passes, and the number of their samples."""
+        """Return a dataset of a number of passes, and how many samples these have."""
         plan = self.plan
         if not isinstance(plan, LeafPlan):
             raise ConfigError("the dataset repeats already", hint="give a weight and no repetitions")

@@ -118,7 +118,7 @@ class FileFormat(ABC):
         return path.endswith(self.suffix)
 
     def index_name(self, name: str) -> str:
-        """Return the name of the file that says where the samples of a file are, if that is another one."""
+        """Return the name of the file that says where the samples of a file are, if that is a second file."""
         return name
 
     @abstractmethod
@@ -165,7 +165,7 @@ def register_dataset_format(format: FileFormat) -> None:
             be importable there.
 
     Raises:
-        ConfigError: It is no format, or another one has its name.
+        ConfigError: It is no format, or its name is taken.
 
     Example:
         >>> from energon_stream import FileFormat, register_dataset_format

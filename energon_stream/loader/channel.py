@@ -60,7 +60,7 @@ class Wire:
     No two workers share anything, and nothing has a lock. So a worker that is killed at any moment leaves
     whole messages, which the parent can still take, and at most the beginning of one. Slots are for ``depth``
     unacknowledged messages, the next one, and three messages that the consumer holds. Each has
-    ``slot_bytes`` of addresses, of which untouched pages cost nothing. Where the system refuses so many, it
+    ``slot_bytes`` of addresses, of which untouched pages cost nothing. Where the system refuses them, it
     has a share of ``shared_bytes``. That also bounds the messages on their way, if they are more than two.
     """
 

@@ -21,7 +21,7 @@ def is_activated() -> bool:
 
 
 class Position:
-    """The place after the last element of a dataset; ``states`` are those of its streams."""
+    """The place after the last element of a dataset; ``states`` are the states of its streams."""
 
     def __init__(self, dataset: Any) -> None:
         self.rotation: Rotation = Rotation.start(dataset, list(dataset.worker_config.streams))

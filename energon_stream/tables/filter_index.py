@@ -356,7 +356,7 @@ def build_filter_index(
 
     ``filter: NAME`` of a metadataset, and ``filter_name=`` of the functions that open datasets, then select
     these samples. Numbers count all samples of all split parts, in the order of ``.info.json``, and ascend.
-    Arguments and errors are those of :class:`FilterIndexWriter`.
+    It has the arguments and errors of :class:`FilterIndexWriter`.
 
     Example:
         >>> from energon_stream import build_filter_index, get_val_dataset

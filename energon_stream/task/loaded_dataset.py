@@ -52,7 +52,7 @@ class LoadedDataset:
         return 2
 
     def with_passes(self) -> LoadedDataset:
-        """Return a dataset of repetitions without a weight with so many passes; it weighs their samples."""
+        """Return a dataset of repetitions without a weight in this many passes; it weighs their samples."""
         if self.weight is not None or self.repetitions is None:
             return self
         repeated = getattr(self.dataset, "repeated", None)

@@ -1,4 +1,4 @@
-"""Bounds the memory of answers that are made at the same time, and ends those that nobody waits for."""
+"""Bounds the memory of answers that are made at the same time, and ends answers whose reader has left."""
 
 from __future__ import annotations
 

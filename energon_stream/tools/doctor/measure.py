@@ -244,8 +244,8 @@ def _limit(stats: LoaderStats) -> str:
     cause = stats.verdict.cause
     if cause in (CONSUMER, "unknown"):
         return "not seen, as the run was too short"
-    share, whose = stats.shares.get(cause, stats.shares[STORE]), "workers' " if stats.num_workers else ""
-    return f"{cause}, {share:.0%} of the {whose}time"
+    share, of = stats.shares.get(cause, stats.shares[STORE]), "workers' " if stats.num_workers else ""
+    return f"{cause}, {share:.0%} of the {of}time"
 
 
 def save_picture(report: BenchReport, path: str) -> None:
