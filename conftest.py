@@ -256,7 +256,7 @@ class Skips(SkipParser):
     """Skips blocks, but runs some that need a package alone where it is, as in `make convert`."""
 
     def __call__(self, document: Document) -> Iterator[Region]:
-        packages = {"mosaicml-streaming": "streaming", "litdata": "litdata"}
+        packages = {"mosaicml-streaming": "streaming", "litdata": "litdata", "datasets": "datasets"}
         here = [name for name, module in packages.items() if importlib.util.find_spec(module) is not None]
         runs = [("next", f'"needs the package {name}"') for name in here]
         for region in super().__call__(document):

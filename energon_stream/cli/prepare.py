@@ -130,7 +130,7 @@ def prepare(
     if options["split_patterns"] and options["split_ratio"]:
         raise ConfigError("both --split-pattern and --split-ratio are given", hint="Give one of them.")
     store = StoreSpec(path, storage_options).open()
-    if find_files(list(store.list())):
+    if find_files(list(store.list()), store.url):
         wizard = None if non_interactive or wants_json() else Wizard()
         options["force"] |= _may_overwrite(store, wizard)
         if options["split_ratio"] is None and options["split_patterns"] is None:

@@ -323,7 +323,8 @@ def _not_prepared(what: str, store: Store, also: str = "") -> NotPreparedError:
     elif not paths:
         what, hint = f"{what}, nor any other file", "check the path"
     elif not any(map(names_tars, paths)):
-        what, hint = f"{what}, and no tars, but files such as {paths[0]!r}", conversion_hint(store.url)
+        shown = min(paths, key=lambda path: ("/." in f"/{path}", path))
+        what, hint = f"{what}, and no tars, but files such as {shown!r}", conversion_hint(store.url)
         if any(map(find_format, paths)):
             hint += f"; or `energon-stream prepare {shlex.quote(store.url)}` takes the files as they are"
     return NotPreparedError(f"{what}; this dataset is not prepared", where=store.url, hint=hint)

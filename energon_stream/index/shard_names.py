@@ -19,6 +19,7 @@ from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundErro
 from energon_stream.index.braces import expand
 from energon_stream.index.file_format import find_format
 from energon_stream.limits import Limits
+from energon_stream.logs import log_once
 from energon_stream.printable import counted, strip_credentials
 from energon_stream.storage import ListEntry
 from energon_stream.urls import is_local, is_url, local_path, shown_url, split_query, url_scheme
@@ -153,9 +154,20 @@ def parse_tar_paths(url: str, limits: Limits | None = None) -> tuple[str, list[s
     return folder, paths
 
 
+def only_visible(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
+    """Return the entries whose path has no name that begins with a dot; warn of other files that are data."""
+    found = list(entries)
+    hidden = [entry.path for entry in found if "/." in f"/{entry.path}"]
+    data = sorted(path for path in hidden if names_tars(path) or find_format(path) is not None)
+    if data:
+        log_once(_log, "%s: %s left out, such as %s", url, counted(len(data), "hidden file"), data[0])
+    left_out = set(hidden)
+    return [entry for entry in found if entry.path not in left_out]
+
+
 def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
     """Return the tars of a folder's listing, sorted by path; warn of compressed ones."""
-    others = list(entries)
+    others = only_visible(entries, url)
     tars = sorted((entry for entry in others if entry.path.endswith(".tar")), key=lambda entry: entry.path)
     compressed = sorted(entry.path for entry in others if entry.path.endswith(_COMPRESSED))
     if tars:

@@ -22,9 +22,10 @@ from energon_stream.errors import (
     NotPreparedError,
     ObjectNotFoundError,
 )
+from energon_stream.index.file_format import find_format
 from energon_stream.index.guarded_sqlite import IndexConnection, connect_to_write, damaged_index, indexed_name
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, parse_info, read_info
-from energon_stream.index.shard_names import check_tars
+from energon_stream.index.shard_names import check_tars, conversion_hint
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.index.yaml_io import read_document
 from energon_stream.prepare.media_headers import MediaFile, MediaFilter, read_av, read_images
@@ -54,6 +55,7 @@ SELECT sample_key || '.' || part_name AS entry_key, tar_file_id, content_byte_of
 FROM sample_parts JOIN samples USING (tar_file_id, sample_index)
 ORDER BY tar_file_id, sample_index, content_byte_offset
 """
+_PATTERNS = "patterns match samplekey.part in a prepared dataset, and the path in a plain folder"
 _BATCH = 128  # files that one thread reads at a time
 
 
@@ -174,7 +176,11 @@ def prepare_media(
     store = spec.open()
     entries = {entry.path: entry.meta for entry in store.list()}
     if not entries:
-        raise ObjectNotFoundError("the folder has no files", where=store.url, hint="check the path")
+        raise ObjectNotFoundError(
+            "there is no such folder, or it has no files",
+            where=store.url,
+            hint="check the path, which is that of a folder",
+        )
     info = next((path for path in (INFO_JSON, INFO_YAML) if path in entries), None)
     if info is None and any(path.endswith(".tar") for path in entries):
         # For every reader, an index alone would turn the folder into a plain one.
@@ -219,7 +225,7 @@ def prepare_media(
                 f"({tables.report.skipped_av} skipped because the extra 'av' is not installed, "
                 f"{len(tables.report.unreadable)} unreadable)",
                 where=store.url,
-                hint="patterns match samplekey.part in a prepared dataset, and the path in a plain folder",
+                hint=conversion_hint(store.url) if any(map(find_format, entries)) else _PATTERNS,
             )
         store.put_file(INDEX_SQLITE, path)
     return tables.report

@@ -24,7 +24,7 @@ from energon_stream.index.info_files import (
 from energon_stream.index.plain import find_shards, select_shards
 from energon_stream.index.sample_sizes import MOST_BYTES, SampleSizes
 from energon_stream.index.shard_marks import encode_marks, shard_mark, trailer_bytes
-from energon_stream.index.shard_names import check_tar_names, names_tars
+from energon_stream.index.shard_names import check_tar_names, names_tars, only_visible
 from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.prepare.append import OldDataset
 from energon_stream.prepare.builder import IndexBuilder
@@ -204,7 +204,7 @@ def prepare_dataset(
             where=store.url,
             hint="pass force=True to replace the preparation, or append=True to add tars that it does not have",
         )
-    if not any(names_tars(entry.path) for entry in listed):
+    if not any(names_tars(entry.path) for entry in only_visible(listed, store.url)):
         choice: dict[str, Any] = {
             "shards": shards,
             "exclude": exclude,

@@ -10,7 +10,7 @@ from energon_stream.index.file_format import FilePlace, OpenedFile, find_format
 from energon_stream.index.files_index import FILES_JSON, check_alike, encode_files, open_file
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, encode_info, encode_split
 from energon_stream.index.plain import match_paths
-from energon_stream.index.shard_names import check_tar_names, names_tars
+from energon_stream.index.shard_names import check_tar_names, names_tars, only_visible
 from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.limits import Limits
 from energon_stream.storage import ListEntry, StoreSpec
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from energon_stream.prepare.publish import MetadataOptions
 
 
-def find_files(listed: Sequence[ListEntry]) -> list[str]:
+def find_files(listed: Sequence[ListEntry], url: str) -> list[str]:
     """Return the paths of a folder's files of known formats, sorted; none if it has tars."""
-    paths = sorted(entry.path for entry in listed if not entry.path.startswith(".nv-"))
+    paths = sorted(entry.path for entry in only_visible(listed, url))
     return [] if any(map(names_tars, paths)) else [path for path in paths if find_format(path) is not None]
 
 
@@ -42,7 +42,8 @@ def prepare_files(
     Return the number of samples by path; None if there are no files of a known format. ``of_tars`` are
     options that were given, and need tars.
     """
-    store, limits, known = spec.open(), Limits.from_environment(), find_files(listed)
+    store, limits = spec.open(), Limits.from_environment()
+    known = find_files(listed, store.url)
     if not known:
         return None
     paths = match_paths(known, store.url, shards=shards, exclude=exclude, kind="file")

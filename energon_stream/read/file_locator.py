@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import numpy as np
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.entries import EntryPages, Load, OffsetCache
 from energon_stream.index.objects import ShardObject, VersionGuard
+from energon_stream.logs import log_once
 from energon_stream.read.locator import Cut, Locator, RawSample
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.read.read_plan import Request
     from energon_stream.storage import Store
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -47,6 +51,10 @@ class FileLocator(Locator):
     def _read(self, store: Store, file: int, first: int, last: int) -> Int64Array:
         index = self.index
         place = index.place(file)
+        known = index.opened[file].size
+        if known is not None and self.store.is_local and self.store.head(index.paths[file]).size > known:
+            what = "%s has grown: its first %d bytes are read, as it was prepared; prepare it again for all"
+            log_once(_log, what, place.url, known)
         places = index.format.places(store, place.index_path, index.opened[file], first, last)
         starts, stops = places.T
         wrong = np.flatnonzero((starts < 0) | (stops < starts) | (stops > self._sizes[file]))
