@@ -122,7 +122,8 @@ class WorkerConfig(AssignableUntilHeld):
         data_parallel_group: Any object with ``rank()`` and ``size()``, kept for collective operations.
         seed_offset: The seed of everything random; another value is another order.
         num_streams: Number of logical sample streams of the whole job, a multiple of ``world_size``.
-            Default: ``world_size * max(1, num_workers)``.
+            Default: ``world_size * max(1, num_workers)``. ``dataclasses.replace`` keeps it, and so the order
+            of samples; pass ``num_streams=0`` for the default of the new numbers.
         logical_workers: Megatron-Energon 8's name of ``num_streams``, where it divides the number of workers.
         conventions: ``"own"``, or ``"energon"`` for those of Megatron-Energon, where they differ. Default:
             those of the process, which are Megatron-Energon's under its alias.

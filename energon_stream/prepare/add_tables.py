@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
-from types import ModuleType
 from typing import Any
 
 from energon_stream.errors import ConfigError, IndexMismatchError
@@ -37,9 +36,9 @@ from energon_stream.tables.reading import (
 from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import is_local
 
-pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
-pc: ModuleType | Any = LazyModule("pyarrow.compute", "parquet")
-pq: ModuleType | Any = LazyModule("pyarrow.parquet", "parquet")
+pa: Any = LazyModule("pyarrow", "parquet")
+pc: Any = LazyModule("pyarrow.compute", "parquet")
+pq: Any = LazyModule("pyarrow.parquet", "parquet")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _NAMED = 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from energon_stream.errors import LimitError, MetadataError, RangeError
@@ -12,8 +11,8 @@ from energon_stream.index.jsonl_index import size_of
 from energon_stream.limits import Limits
 from energon_stream.storage import ByteRange, Store
 
-pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
-pq: ModuleType | Any = LazyModule("pyarrow.parquet", "parquet")
+pa: Any = LazyModule("pyarrow", "parquet")
+pq: Any = LazyModule("pyarrow.parquet", "parquet")
 
 _TAIL_BYTES = 64 << 10  # the end of a file, which has most footers whole
 _SIGNATURE_BYTES = 28

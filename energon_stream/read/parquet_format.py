@@ -33,8 +33,6 @@ from energon_stream.storage import Body, ByteRange, Fetcher, Store, shared_fetch
 from energon_stream.tables.reading import table_errors
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from energon_stream.decode import FileStoreDecoder
     from energon_stream.index.files_index import FilesIndex
     from energon_stream.limits import Limits
@@ -42,8 +40,8 @@ if TYPE_CHECKING:
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.read.read_plan import Request
 
-pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
-pq: ModuleType | Any = LazyModule("pyarrow.parquet", "parquet")
+pa: Any = LazyModule("pyarrow", "parquet")
+pq: Any = LazyModule("pyarrow.parquet", "parquet")
 
 _GAP, _PIECE = 32 << 10, 8 << 20  # unwanted bytes that are read over; the largest request
 _BATCH_ROWS = 512  # rows that are decoded before their bytes are counted

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
-from types import ModuleType
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -21,8 +20,8 @@ import numpy as np
 from energon_stream.errors import ConfigError
 from energon_stream.imports import LazyModule
 
-pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
-pc: ModuleType | Any = LazyModule("pyarrow.compute", "parquet")
+pa: Any = LazyModule("pyarrow", "parquet")
+pc: Any = LazyModule("pyarrow.compute", "parquet")
 
 _Evaluate: TypeAlias = Callable[[Mapping[str, Any]], Any]
 """Returns the value of an expression, given those of its names."""

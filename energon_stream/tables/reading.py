@@ -35,15 +35,13 @@ from energon_stream.storage.in_order import ordered_map
 from energon_stream.urls import is_local, local_path
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from energon_stream.arrays import Float64Array
     from energon_stream.selection import Bits
     from energon_stream.tables.expressions import Expression
 
-pa: ModuleType | Any = LazyModule("pyarrow", "parquet")
-pc: ModuleType | Any = LazyModule("pyarrow.compute", "parquet")
-pq: ModuleType | Any = LazyModule("pyarrow.parquet", "parquet")
+pa: Any = LazyModule("pyarrow", "parquet")
+pc: Any = LazyModule("pyarrow.compute", "parquet")
+pq: Any = LazyModule("pyarrow.parquet", "parquet")
 
 KEY = "__key__"  # column of a table that names the samples of its rows
 TABLES_FOLDER = f"{META_FOLDER}/tables"
