@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 SPLIT_PARTS = ("train", "val", "test")  # usual names
 
+_HIDDEN = re.compile(r"(^|/)\.[^.]")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tar.lz4")
 _DECOMPRESS = "decompress the tars, as `energon-stream repair` does: samples are read by byte range"
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # of a name that is not UTF-8
@@ -157,7 +158,7 @@ def parse_tar_paths(url: str, limits: Limits | None = None) -> tuple[str, list[s
 def only_visible(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
     """Return the entries whose path has no name that begins with a dot; warn of other files that are data."""
     found = list(entries)
-    hidden = [entry.path for entry in found if "/." in f"/{entry.path}"]
+    hidden = [entry.path for entry in found if _HIDDEN.search(entry.path)]
     data = sorted(path for path in hidden if names_tars(path) or find_format(path) is not None)
     if data:
         log_once(_log, "%s: %s left out, such as %s", url, counted(len(data), "hidden file"), data[0])
