@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from energon_stream.imports import LazyModule
 from energon_stream.pipeline import SavableDataset
 from energon_stream.schedule.plan import stream_bounds
 from energon_stream.schedule.slices import SliceTable
-
-if TYPE_CHECKING:
-    from energon_stream.worker import WorkerConfig
+from energon_stream.worker import WorkerConfig
 
 torch: Any = LazyModule("torch")
 T_sample = TypeVar("T_sample", covariant=True)

@@ -17,7 +17,7 @@ from energon_stream.config.dataset_options import (
     SharedOptions,
     Shuffling,
 )
-from energon_stream.config.mixture import open_mixture
+from energon_stream.config.mixture import Mixture, open_mixture
 from energon_stream.config.planned_packs import PlannedPacking, pack_mixture
 from energon_stream.config.weight_unit import weigh_by
 from energon_stream.errors import ConfigError
@@ -29,7 +29,6 @@ from energon_stream.task.size_metric import SAMPLES
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    from energon_stream.config.mixture import Mixture
     from energon_stream.config.opening import PathOption
     from energon_stream.config.references import AnyLeafRef, Draws
     from energon_stream.config.sample_types import SampleType

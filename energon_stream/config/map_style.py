@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import index as whole
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
+from typing import Any, Generic, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from energon_stream.arguments import names_checked
 from energon_stream.config.dataset_options import DatasetOptions, DatasetRequest, SharedOptions
 from energon_stream.config.get_datasets import open_processed
 from energon_stream.config.listed_samples import Wanted, join_row, look_up, want
+from energon_stream.config.opening import DatasetLocation, PathOption
 from energon_stream.errors import (
     ConfigError,
     DuplicateKeyError,
@@ -27,24 +28,19 @@ from energon_stream.errors import (
     SkipSample,
 )
 from energon_stream.fork import PerProcess
-from energon_stream.index.database import index_database
-from energon_stream.index.dataset import WebDatasetIndex
+from energon_stream.index.database import IndexDatabase, index_database
+from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.join_index import JoinIndex
+from energon_stream.pipeline import SavableDataset
 from energon_stream.pipeline.dataset import function_name
 from energon_stream.pipeline.map import MapDataset
 from energon_stream.pipeline.node import Context
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.printable import printable
+from energon_stream.schedule import LeafPlan
 from energon_stream.selection import Selection
 from energon_stream.worker import WorkerConfig
-
-if TYPE_CHECKING:
-    from energon_stream.config.opening import DatasetLocation, PathOption
-    from energon_stream.index.database import IndexDatabase
-    from energon_stream.index.dataset import DatasetIndex
-    from energon_stream.pipeline import SavableDataset
-    from energon_stream.schedule import LeafPlan
 
 T = TypeVar("T")
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch.utils.data import IterableDataset
 
 from energon_stream.imports import of_extra
 from energon_stream.integrations.labelled import labelled_loader
-
-if TYPE_CHECKING:
-    from energon_stream.loader import SavableDataLoader
+from energon_stream.loader import SavableDataLoader
 
 with of_extra("torchdata"):
     from torchdata.stateful_dataloader import StatefulDataLoader
