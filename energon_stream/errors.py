@@ -52,7 +52,7 @@
     ├── StateError (ValueError)             a saved state cannot be used
     │   ├── StateVersionError               another version of the format wrote it
     │   ├── StateMismatchError              it is of another dataset or topology
-    │   └── StateInUseError (RuntimeError)  a restore or save at a time when it is impossible
+    │   └── StateInUseError (RuntimeError, AssertionError)  a restore or save at a time when it is impossible
     ├── RunError (ValueError)               the records of a run cannot be used
     │   ├── RunNotFoundError (FileNotFoundError)  the folder has no description of a run
     │   ├── RunDamagedError                 a file of the run is damaged, or of another version

@@ -21,11 +21,11 @@ def drawn():
     """Each error of the drawing with the names of its bases."""
     found, path = {}, []
     for line in errors.__doc__.splitlines():
-        match = re.match(r"    ([│├└─ ]*)(\w+Error)(?: \((\w+)\))?(  |$)", line)
+        match = re.match(r"    ([│├└─ ]*)(\w+Error)(?: \(([\w, ]+)\))?(  |$)", line)
         if match:
             indent, name, builtin, _ = match.groups()
             path[len(indent) // 4 :] = [name]
-            found[name] = [*(path[-2:-1] or ["Exception"]), *([builtin] if builtin else [])]
+            found[name] = [*(path[-2:-1] or ["Exception"]), *(builtin.split(", ") if builtin else [])]
     return found
 
 
