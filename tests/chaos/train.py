@@ -50,6 +50,8 @@ def train(settings: dict) -> None:
         if saved.exists():
             raw = saved.read_bytes()
             number = int.from_bytes(raw[:8], "little")
+            if number == settings["batches"]:  # killed after the last batch was saved
+                return
             loader.restore_state_rank(loads(raw[8:]))
         delivered = 0
         for batch in loader:
