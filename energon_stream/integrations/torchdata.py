@@ -25,7 +25,8 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
     A pass of the loader is an iteration of the node. ``torchdata.nodes.Loader`` calls ``reset(None)`` for
     each ``for`` loop. After the end of a pass, that begins the next one. In the middle of a pass, it goes
     back to its beginning: later nodes may have fetched batches that were never used, and going on would lose
-    them. A pass whose end later nodes have fetched counts as ended.
+    them. A pass whose end later nodes have fetched counts as ended. A state of the end of a pass begins the
+    next one.
 
     The state is the loader's position after the last batch that the node returned; nodes such as
     ``Prefetcher`` keep it with their batches.
@@ -52,6 +53,7 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
         self._loader = loader
         self._begin = loader.state_dict()
         self._batches: Iterator[T] = iter(())
+        self._ahead: tuple[T, Any] | None = None  # the first batch after a state, and that state
 
     def reset(self, initial_state: Mapping[str, Any] | None = None) -> None:
         """Go to the position of a state, or to the beginning of a pass.
@@ -60,9 +62,16 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
         passes, and StateError if the state does not fit this dataset or topology.
         """
         super().reset(initial_state)
+        self._ahead = None
         if initial_state is not None:
             self._go_to(initial_state[_NOW])
             self._begin = initial_state[_BEGIN]
+            self._batches = iter(self._loader)
+            for batch in self._batches:
+                self._ahead = (batch, initial_state[_NOW])
+                return
+            # At the end, torchdata's Loader would go on, but its states would stay that of the end.
+            self._begin = self._loader.state_dict()
         elif self._begin != self._loader.state_dict():
             dataset, streams = self._loader.dataset, self._loader.worker_config.streams
             if any(dataset.len_stream(stream) is None for stream in streams):
@@ -79,6 +88,9 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
 
     def next(self) -> T:
         """Return the next batch. Raises StopIteration if the pass has ended."""
+        if self._ahead is not None:
+            batch, self._ahead = self._ahead[0], None
+            return batch
         try:
             return next(self._batches)
         except StopIteration:
@@ -87,4 +99,5 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
 
     def get_state(self) -> dict[str, Any]:
         """Return the positions of this rank: the present one, and the beginning of the pass."""
-        return {_NOW: self._loader.state_dict(), _BEGIN: self._begin}
+        now = self._loader.state_dict() if self._ahead is None else self._ahead[1]
+        return {_NOW: now, _BEGIN: self._begin}

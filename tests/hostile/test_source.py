@@ -27,6 +27,7 @@ ALLOWED = {
     # weights_only=True, or only with allow_pickle.
     ("decode/sample_decoder.py", "torch.load"),
     ("integrations/batch_puller.py", "torch.load"),
+    ("integrations/verl.py", "torch.load"),
     ("cli/state_files.py", "torch.load"),
     ("write/values.py", "torch.load"),  # weights_only=True, on what the writer has just saved
     # Servers that tests start, without a shell.

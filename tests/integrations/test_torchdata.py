@@ -92,6 +92,20 @@ def test_resuming_goes_on_with_the_next_batch_wherever_it_was_saved(data, expect
         assert [keys(again) for _ in rest] == rest, (epoch, given)
 
 
+@pytest.mark.parametrize("graph", ["alone", "prefetched", "mapped in threads"])
+def test_states_go_on_after_resuming_at_the_end_of_an_epoch(data, expected, graph):
+    """torchdata's own Loader would save the state of that end from then on."""
+    graph = GRAPHS[graph]
+    root = nodes.Loader(graph(LoaderNode(make_loader(data))))
+    assert keys(root) == expected[0]
+    for given in range(3):
+        state, root = root.state_dict(), nodes.Loader(graph(LoaderNode(make_loader(data))))
+        root.load_state_dict(state)
+        assert keys(islice(root, 1)) == expected[1][given : given + 1]
+    batches = iter(root)
+    assert keys(batches) == expected[1]
+
+
 @pytest.mark.every(3)
 def test_an_epoch_that_was_left_begins_anew(data, graph):
     """Also one that was resumed in its middle: nothing that was fetched ahead is lost."""
