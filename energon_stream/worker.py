@@ -122,8 +122,9 @@ class WorkerConfig(AssignableUntilHeld):
         data_parallel_group: Any object with ``rank()`` and ``size()``, kept for collective operations.
         seed_offset: The seed of everything random; another value is another order.
         num_streams: Number of logical sample streams of the whole job, a multiple of ``world_size``.
-            Default: ``world_size * max(1, num_workers)``. ``dataclasses.replace`` keeps it, and so the order
-            of samples; pass ``num_streams=0`` for the default of the new numbers.
+            Default: that of the variable ``ENERGON_STREAM_NUM_STREAMS``, or ``world_size * max(1,
+            num_workers)``; a restore goes on with the state's number. ``dataclasses.replace`` keeps it, and
+            so the order of samples; pass ``num_streams=0`` for the default of the new numbers.
         logical_workers: Megatron-Energon 8's name of ``num_streams``, where it divides the number of workers.
         conventions: ``"own"``, or ``"energon"`` for those of Megatron-Energon, where they differ. Default:
             those of the process, which are Megatron-Energon's under its alias.
@@ -205,8 +206,7 @@ class WorkerConfig(AssignableUntilHeld):
         Args:
             num_workers: Worker processes of each rank.
             data_parallel_group: Any object with ``rank()`` and ``size()``.
-            num_streams: Number of logical streams of the whole job; 0 for ``world_size * max(1,
-                num_workers)``.
+            num_streams: Number of logical streams of the whole job; 0 for the default, as above.
         """
         rank, world_size = 0, 1
         if data_parallel_group is not None:
@@ -250,7 +250,10 @@ class WorkerConfig(AssignableUntilHeld):
 
         The arithmetic is Megatron-Energon's ``worker_seed``, applied to the share that the stream reads.
         """
-        digest = hashlib.sha1(f"{self.share(stream)},{self.seed_offset}".encode()).digest()
+        return self._seed_of(self.share(stream))
+
+    def _seed_of(self, share: int) -> int:
+        digest = hashlib.sha1(f"{share},{self.seed_offset}".encode()).digest()
         return int.from_bytes(digest[-4:], "big")
 
     def worker_seed(self, override_local_worker_id: int | None = None) -> int:
@@ -259,7 +262,11 @@ class WorkerConfig(AssignableUntilHeld):
         Args:
             override_local_worker_id: Number of a stream among those of this rank, to get that stream's seed.
         """
-        return self.stream_seed(self._stream(override_local_worker_id))
+        stream = self._stream(override_local_worker_id)
+        running = (
+            self if _here.active is None else _here.active.config
+        )  # has other streams after some restores
+        return self._seed_of(running.share(stream))
 
     def global_rank(self) -> int:
         """Return the data-parallel rank."""

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import os
 from dataclasses import FrozenInstanceError, replace
-from typing import Any, Protocol
+from math import lcm
+from typing import Any, Protocol, Self
 
 from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError, WorkerError
+from energon_stream.quantities import parse_count
+
+STREAMS_VARIABLE = "ENERGON_STREAM_NUM_STREAMS"
+"""Environment variable: ``num_streams`` of configurations that name none.
+
+With ``auto``, the next multiple of ranks times workers that 1, 2, 3, 4, 6, 8, 12 and 24 ranks divide.
+"""
+
+_ROOMY = 24
 
 
 class DataParallelGroup(Protocol):
@@ -30,13 +42,17 @@ def checked_streams(config: Any) -> tuple[int, int]:
     workers, logical = world_size * max(1, config.num_workers), config.logical_workers
     if logical is not None and streams != (logical or -1):
         streams = _logical_streams(logical, streams, world_size, workers)
+    name = "num_streams"
+    if streams == 0 and (text := os.environ.get(STREAMS_VARIABLE)):
+        name = STREAMS_VARIABLE
+        streams = lcm(_ROOMY, workers) if text == "auto" else parse_count(text, STREAMS_VARIABLE, least=1)
     if streams == 0:
         if dealt_to == 0 and config.conventions == "energon":
             dealt_to = world_size
         streams = workers
     elif streams % world_size:
         raise ConfigError(
-            f"num_streams {streams} is not a multiple of world_size {world_size}",
+            f"{name} {streams} is not a multiple of world_size {world_size}",
             hint="choose a multiple of every world size that you plan to use, for example 24",
         )
     if dealt_to and streams % dealt_to:
@@ -84,6 +100,17 @@ class AssignableUntilHeld:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         made = replace(self, **{**given, name: value})  # type: ignore[type-var]
         vars(self).update(vars(made))
+
+    @property
+    def names_streams(self) -> bool:
+        """True if ``num_streams`` was chosen by the caller, and not by a default or the environment."""
+        return bool(vars(self)["_given"]["num_streams"] or vars(self)["logical_workers"])
+
+    def with_streams(self, num_streams: int, dealt_to: int) -> Self:
+        """Return the configuration of the same process with the streams of a saved state."""
+        made = copy.copy(self)
+        vars(made).update(num_streams=num_streams, dealt_to=dealt_to)
+        return made
 
     def hold(self) -> None:
         """Let no attribute be assigned any more, because a dataset uses the configuration."""

@@ -4,8 +4,10 @@
     python -m energon_stream.run_megatron -m package.train ARGUMENTS
     torchrun --nproc-per-node 8 -m energon_stream.run_megatron train.py ARGUMENTS
 
-``--shadow``, before the program, hides an installed Megatron-Energon. ``--path`` prints a folder; with that
-folder in ``PYTHONPATH``, any Python program gets this library as ``megatron.energon``.
+Options come before the program. ``--states FOLDER`` names the folder of its checkpoints, so that it goes on
+with another number of data-parallel ranks. ``--shadow`` hides an installed Megatron-Energon. ``--path``
+prints a folder; with that folder in ``PYTHONPATH``, any Python program gets this library as
+``megatron.energon``.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ from collections.abc import Sequence
 
 from energon_stream.compat.alias import ON_PATH, install_alias
 from energon_stream.errors import AliasError
+from energon_stream.worker_fields import STREAMS_VARIABLE
+
+STATES_VARIABLE = "ENERGON_STREAM_STATES"
+"""Environment variable: folders of checkpoints, separated as in ``PATH``; see ``rank_files``."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,6 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--shadow", action="store_true", help="hide an installed Megatron-Energon")
     parser.add_argument(
+        "--states",
+        metavar="FOLDER",
+        help="checkpoints of the program, whose loader states are dealt to the ranks that there are now; a "
+        "new job gets a number of streams that many numbers of ranks divide",
+    )
+    parser.add_argument(
         "--path", action="store_true", help="print a folder for PYTHONPATH, and do nothing else"
     )
     parser.add_argument("program", nargs="?", help="a file, or with -m a module")
@@ -43,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("name the program to run")
     if not options.is_module and not os.path.exists(options.program):
         parser.error(f"the file {options.program} does not exist")
+    if options.states is not None:
+        os.environ[STATES_VARIABLE] = os.path.abspath(options.states)  # children get it, too
+        os.environ.setdefault(STREAMS_VARIABLE, "auto")  # for a job that begins
     try:
         install_alias(shadow=options.shadow)
     except AliasError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from energon_stream.errors import StateInUseError
 from energon_stream.pipeline.stream_runner import Rotation, Step, StreamRunner
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.dataset import SavableDataset
     from energon_stream.pipeline.node import State
     from energon_stream.schedule import WeightChange
+    from energon_stream.worker import WorkerConfig
 
 
 class LoaderPosition(NamedTuple):
@@ -53,3 +55,12 @@ class LoaderPosition(NamedTuple):
         rotation = self.rotation.copy()
         note = None if options.tracker is None else options.tracker(self.states, self.changes).note
         return StreamRunner(dataset, rotation.streams, self.states, rotation, self.changes, note)
+
+
+def check_streams(mine: WorkerConfig, those: WorkerConfig, dealt_to: int | None = None) -> None:
+    """Check that no other loader of a dataset goes on with other streams; ``dealt_to`` once it has begun."""
+    if mine.num_streams != those.num_streams or mine.dealt_to != (dealt_to or mine.dealt_to):
+        raise StateInUseError(
+            "another loader of the same dataset restored a state with other streams, or dealt in another way",
+            hint="make a dataset for each loader",
+        )

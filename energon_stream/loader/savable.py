@@ -17,11 +17,12 @@ from energon_stream.lineage.tracker import Tracker
 from energon_stream.loader.agreements import RESTORE, START, check_step, common, global_index
 from energon_stream.loader.loader import BasicDataLoader, counts_of
 from energon_stream.loader.mixture_control import check_changes, is_live, steps_of
-from energon_stream.loader.position import LoaderPosition
+from energon_stream.loader.position import LoaderPosition, check_streams
 from energon_stream.loader.ranks import broadcast_states, gather_states
 from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.node import State
+from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.pipeline.stream_runner import Step
 from energon_stream.state import (
     ChangeReport,
@@ -35,7 +36,9 @@ from energon_stream.state import (
 )
 from energon_stream.state.change import continue_state
 from energon_stream.state.description import Description, describe
-from energon_stream.state.rank import peek_dealt_to
+from energon_stream.state.rank import peek_streams
+from energon_stream.state.streams import peek_streams_of
+from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -52,7 +55,7 @@ def _agreed(restore: Callable[Concatenate[L, P], None]) -> Callable[Concatenate[
     def call(self: L, /, *args: P.args, **options: P.kwargs) -> None:
         if self._is_restoring or not (self.dataset.training or waits()[1]):  # ranks may validate alone
             return restore(self, *args, **options)
-        position, unlisted, dealt_to = self._position, self._unlisted, self.worker_config.dealt_to
+        position, unlisted, config = self._position, self._unlisted, self.worker_config
         problem: Exception | None = None
         self._is_restoring = True
         try:
@@ -65,7 +68,7 @@ def _agreed(restore: Callable[Concatenate[L, P], None]) -> Callable[Concatenate[
             self._agree(RESTORE, problem)
         except EnergonStreamError:
             if problem is None:
-                self._deal(dealt_to)
+                self._set_config(config)
                 self._position, self._unlisted, self.restore_report = position, unlisted, None
                 if self._recorder is not None:
                     self._recorder.restore(None, position.states)
@@ -94,6 +97,7 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     Attributes:
         on_change: Default of the argument of the same name of :meth:`restore_state_rank`.
+        before_restore: Called with a state to restore and the configuration; returns what is restored.
         restore_report: Changes of the dataset since the state that was restored last; None if there were
             none.
 
@@ -113,6 +117,7 @@ class SavableDataLoader(BasicDataLoader[T]):
     _log_names = ("SavableDataLoader", "SavableLoader")
 
     on_change: OnChange = "error"
+    before_restore: Callable[[Any, WorkerConfig], Any] | None = None
     restore_report: ChangeReport | None = None
 
     def __init__(
@@ -127,7 +132,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         **options: Any,
     ) -> None:
         super().__init__(dataset, **options)
-        self._dealt_to = self._begun_dealt_to = dataset.worker_config.dealt_to
+        self._given_config = dataset.worker_config
         self._has_agreed = self._is_restoring = False
         self._recorder: RunRecorder | None = None
         if run is not None:
@@ -155,7 +160,6 @@ class SavableDataLoader(BasicDataLoader[T]):
     def _prepare(self) -> None:
         if waits()[1] and not self._has_agreed:
             self._agree(START)
-        self._begun_dealt_to = self.worker_config.dealt_to
         _ = self._description  # takes a while for large mixtures, and saving should not
         if self._recorder is not None:
             self._recorder.begin(self._position.rotation, self._position.states, self._position.changes)
@@ -179,11 +183,8 @@ class SavableDataLoader(BasicDataLoader[T]):
     def save_state_rank(self) -> dict[str, Any]:
         """Return the position of this rank after the last batch, in built-in types only."""
         position = self._position
-        if self._session is not None and self._begun_dealt_to != self.worker_config.dealt_to:
-            raise StateInUseError(
-                "another loader of the same dataset restored a state of streams that were dealt in another way",
-                hint="make a dataset and a WorkerConfig for each loader",
-            )
+        if self._session is not None:
+            check_streams(self.worker_config, self.dataset.worker_config, self.dataset.worker_config.dealt_to)
         states = _copied(position.states)
         steps = steps_of(self.dataset, position) if is_live(self.dataset) else None
         state = make_rank_state(
@@ -221,25 +222,47 @@ class SavableDataLoader(BasicDataLoader[T]):
             raise ConfigError(f"on_change is {chosen!r}", hint=f"use one of {', '.join(get_args(OnChange))}")
         self.restore_report = None
         if state is None:
-            self._deal(self._dealt_to)
+            self._set_config(self._given_config)
             self._position, self._unlisted = LoaderPosition.start(self.dataset), 0
             if self._recorder is not None:
                 self._recorder.restore(None, {})
             return
-        before = self.worker_config.dealt_to
-        self._deal(peek_dealt_to(state))
+        if self.before_restore is not None:
+            state = self.before_restore(state, self.worker_config)
+        before = self.worker_config
+        num_streams, dealt_to = peek_streams(state)
+        streams = self._streams_of(num_streams)
         try:
+            if (streams, dealt_to) != (before.num_streams, before.dealt_to):
+                self._set_config(self._given_config.with_streams(streams, dealt_to))
             self._restore(state, chosen)
         except BaseException:
-            self._deal(before)
+            self._set_config(before)
             raise
 
-    def _deal(self, dealt_to: int) -> None:
-        """Deal the samples to the streams as a state says that they were."""
-        below = [self.dataset]
+    def _streams_of(self, saved: int) -> int:
+        """Return the number of streams to go on with: the saved one, where the program named none."""
+        config, now = self._given_config, self.dataset.worker_config.num_streams
+        if (
+            saved in (0, now)
+            or saved % config.world_size
+            or config.names_streams
+            or "is_in_use" in vars(self.dataset)
+        ):
+            return now
+        if any(reader.packing for _, reader in find_readers(self.dataset)):
+            return now  # packs are planned for a number of streams
+        _log.info("the state has %d streams, and the loader goes on with them, in place of %d", saved, now)
+        return saved
+
+    def _set_config(self, config: WorkerConfig) -> None:
+        """Give the datasets another configuration, inner ones first."""
+        below: list[SavableDataset[Any]] = [self.dataset]
         for dataset in below:
             below += dataset.inputs
-            vars(dataset.worker_config)["dealt_to"] = dealt_to
+        for dataset in reversed(below):
+            dataset.set_config(config)
+        self.worker_config = config
 
     def _restore(self, state: dict[str, Any] | bytes, chosen: OnChange) -> None:
         report: ChangeReport | None = None
@@ -348,7 +371,8 @@ class SavableDataLoader(BasicDataLoader[T]):
             StateError: The state does not fit this dataset or topology.
         """
         config = self.worker_config
-        state = join_streams(state_dict, config.rank, config.world_size, config.num_streams)
+        streams = self._streams_of(peek_streams_of(state_dict))
+        state = join_streams(state_dict, config.rank, config.world_size, streams)
         self.restore_state_rank(state)
 
 

@@ -66,6 +66,10 @@ class SavableDataset(ABC, Generic[T_co]):
     def __init__(self, worker_config: WorkerConfig) -> None:
         self.worker_config = worker_config
 
+    def set_config(self, config: WorkerConfig) -> None:
+        """Run by another configuration of the same process, with other streams; before anything is read."""
+        self.worker_config = config
+
     @property
     def pass_length(self) -> int:
         """Elements of one pass of the whole job, where passes follow each other without a gap; else 0.

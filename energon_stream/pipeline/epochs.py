@@ -306,6 +306,16 @@ class EvenDataset(Wrapper[T_co]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
+        self.ends, self.fill, self._multiple_of = ends, fill, multiple_of
+        self._measure()
+
+    def set_config(self, config: WorkerConfig) -> None:
+        super().set_config(config)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Count the elements of each stream, of which all get as many."""
+        (dataset,), ends, multiple_of = self.inputs, self.ends, self._multiple_of
         lengths = [dataset.len_stream(stream) for stream in range(self.worker_config.num_streams)]
         known = [length for length in lengths if length is not None]
         if len(known) < len(lengths):
@@ -318,14 +328,13 @@ class EvenDataset(Wrapper[T_co]):
                 f'ends="{ends}" needs the number of packs of a pass, and a buffer makes any number of its samples',
                 hint='leave ends="uneven", or plan packs with packing=PlannedPacking(…), which counts them',
             )
-        self.ends = ends
         self.length: int = min(known) if ends == "drop" else max(known)
         if min(known) < 1:  # on all ranks alike: one that has begun would wait for the others
             raise EmptyStreamError(
                 f'{known.count(0)} of {len(known)} streams have no element, so ends="{ends}" cannot make them even',
                 hint="use fewer ranks and workers (a stream is a worker of a rank), or a larger split part",
             )
-        streams, self.fill = len(known), fill
+        streams = len(known)
         self._total = self.length * streams
         if multiple_of and ends == "drop":
             self._total -= self._total % multiple_of

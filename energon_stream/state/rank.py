@@ -21,6 +21,7 @@ from energon_stream.state.identity import IDENTITIES, unchecked_names
 from energon_stream.state.mixture_weights import STEPS, WEIGHTS, read_changes, read_steps, write_changes
 from energon_stream.state.rotation import check_batches, read_rotation, write_rotation
 from energon_stream.state.versions import DEALT_VERSION, FORMAT, VERSION, migrate
+from energon_stream.worker_fields import STREAMS_VARIABLE
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.stream_runner import Rotation
@@ -172,24 +173,45 @@ def _batches(saved: Any, stream: str) -> int | None:
     return int(saved["batches"])
 
 
-def peek_dealt_to(state: Any) -> int:
-    """Return the ``dealt_to`` of a state that :func:`read_rank_state` has not checked; 1 if it has none."""
+def peek_streams(state: Any) -> tuple[int, int]:
+    """Return ``num_streams`` and ``dealt_to`` of a state that is not checked; 0 and 1 if it has none."""
     found = loads(bytes(state)) if isinstance(state, (bytes, bytearray)) else state
-    dealt_to = found.get(DEALT_TO, 1) if isinstance(found, Mapping) else 1
-    return dealt_to if is_count(dealt_to) else 1
+    streams, dealt_to = 0, 1
+    if isinstance(found, Mapping):
+        topology = found.get("topology")
+        streams = topology.get("num_streams", 0) if isinstance(topology, Mapping) else 0
+        dealt_to = found.get(DEALT_TO, 1)
+    return streams if is_count(streams) and streams <= _MOST_STREAMS else 0, dealt_to if is_count(
+        dealt_to
+    ) else 1
 
 
 def world_sizes(num_streams: int) -> list[int]:
-    """Return the numbers of ranks that divide the streams."""
+    """Return the numbers of ranks that divide the streams: those to which states can be dealt.
+
+    Example:
+        >>> from energon_stream.state import world_sizes
+        >>> world_sizes(24)
+        [1, 2, 3, 4, 6, 8, 12, 24]
+    """
     return [size for size in range(1, num_streams + 1) if num_streams % size == 0]
+
+
+def use_sizes(sizes: Sequence[int]) -> str:
+    """Return the hint for a number of ranks that does not divide the streams."""
+    return f"possible are {sizes} ranks, with any num_workers; or start without a state"
 
 
 def _topology_hint(saved: Mapping[str, int], mine: Mapping[str, int]) -> str:
     sizes = world_sizes(saved["num_streams"])
+    if saved["num_streams"] % mine["world_size"]:
+        what = f"{saved['num_streams']} streams cannot be dealt to {mine['world_size']} ranks"
+        return f"{what}: {use_sizes(sizes)}"
     if any(saved[name] != mine[name] for name in ("num_streams", "seed_offset")):
         return (
-            f"set num_streams={saved['num_streams']} and seed_offset={saved['seed_offset']} to WorkerConfig: "
-            f"they fix the order. Then {sizes} ranks are possible, with any num_workers"
+            f"set num_streams={saved['num_streams']} (or {STREAMS_VARIABLE}, where nothing names num_streams) and "
+            f"seed_offset={saved['seed_offset']} to WorkerConfig: they fix the order. Then {sizes} ranks are "
+            "possible, with any num_workers"
         )
     return (
         "this is the state of another rank, or of another number of ranks: pass the states of all ranks to "

@@ -12,7 +12,7 @@ from energon_stream.errors import StateError, StateMismatchError
 from energon_stream.pipeline.stream_runner import Rotation
 from energon_stream.state.digest import with_digest
 from energon_stream.state.mixture_weights import read_changes
-from energon_stream.state.rank import DEALT_TO, read_rank_state, world_sizes
+from energon_stream.state.rank import DEALT_TO, read_rank_state, use_sizes, world_sizes
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
 
 
@@ -70,7 +70,7 @@ def redistribute(
     if world_size < 1 or streams % world_size:
         raise StateMismatchError(
             f"{streams} streams cannot be dealt to {world_size} ranks",
-            hint=f"possible are {world_sizes(streams)} ranks",
+            hint=use_sizes(world_sizes(streams)),
         )
     rotations = [read_rotation(state["rotation"], state["topology"]) for state in read]
     index = _next_of_all(rotations, [state["topology"]["rank"] for state in read], saved_size, called)

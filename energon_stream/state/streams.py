@@ -10,6 +10,7 @@ Each entry is msgpack of a rank's state (:mod:`energon_stream.state.versions`) t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from energon_stream.pipeline.epochs import share_of_stream
 from energon_stream.schedule import damaged, reading, shown
 from energon_stream.state.digest import with_digest
 from energon_stream.state.mixture_weights import WEIGHTS, read_changes
-from energon_stream.state.rank import DEALT_TO, dumps, read_rank_state, world_sizes
+from energon_stream.state.rank import DEALT_TO, dumps, peek_streams, read_rank_state, world_sizes
 from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
 
 STREAMS_FORMAT = "energon_stream.streams"
@@ -45,8 +46,8 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
     if missing:
         raise StateMismatchError(
             f"the state dict lacks the streams {missing} of rank {rank} of {world_size}",
-            hint="load with torch.distributed.checkpoint, which finds each stream by its key, or put the "
-            '"streams" of all ranks\' state dicts into one',
+            hint=f"load with torch.distributed.checkpoint and num_streams={num_streams}, so that it finds each "
+            'stream by its key, or put the "streams" of all ranks\' state dicts into one',
         )
     states = [_entry(entries[stream], stream) for stream in mine]
     first = states[0]
@@ -82,6 +83,15 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
         )
     streams = {str(stream): state["streams"][str(stream)] for stream, state in zip(mine, states, strict=True)}
     return with_digest({**first, "topology": topology, "rotation": rotation, "streams": streams})
+
+
+def peek_streams_of(state_dict: Any) -> int:
+    """Return the number of streams of the job that saved a state dict, unchecked; 0 if it does not say."""
+    for data in _entries(state_dict).values():
+        with suppress(StateError):  # join_streams names the entry that is damaged
+            if data is not None:
+                return peek_streams(data)[0]
+    return 0
 
 
 def ranks_of_streams(state_dict: Any) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ ALLOWED = {
     ("integrations/batch_puller.py", "torch.load"),
     ("integrations/verl.py", "torch.load"),
     ("cli/state_files.py", "torch.load"),
+    ("compat/rank_files.py", "torch.load"),
     ("write/values.py", "torch.load"),  # weights_only=True, on what the writer has just saved
     # Servers that tests start, without a shell.
     ("testing/s3server.py", "subprocess.Popen"),

@@ -49,8 +49,16 @@ CLIENTS = {
 """What clients import, by address."""
 
 
-OWN_FORMS = ("get_train_dataset", "get_val_dataset", "get_val_datasets", "traverse_metadataset")
-"""Functions of another form under the alias: the order must be given, paths are ``EPath``."""
+OWN_FORMS = (
+    "get_train_dataset",
+    "get_val_dataset",
+    "get_val_datasets",
+    "get_savable_loader",
+    "traverse_metadataset",
+)
+"""Functions of another form under the alias: the order must be given, paths are ``EPath``, and loaders deal
+the files of other ranks.
+"""
 
 
 def address_of(name):

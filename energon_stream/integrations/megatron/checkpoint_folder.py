@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from energon_stream.compat.rank_files import dealt, rank_file
 from energon_stream.errors import StateError
 from energon_stream.integrations.batch_puller import read_state, write_state
 
@@ -20,7 +21,7 @@ def dataloader_state_path(root: str | os.PathLike[str], iteration: int, dp_rank:
         >>> print(dataloader_state_path("run", 10, dp_rank=0))
         run/iter_0000010/train_dataloader_dprank000.pt
     """
-    return Path(root, f"iter_{iteration:07d}", f"train_dataloader_dprank{dp_rank:03d}.pt")
+    return rank_file(Path(root, f"iter_{iteration:07d}"), dp_rank)
 
 
 def save_dataloader_state(loader: Any, root: str | os.PathLike[str], iteration: int, *, dp_rank: int) -> Path:
@@ -50,6 +51,8 @@ def restore_dataloader_state(
 ) -> None:
     """Restore the state of a rank that :func:`save_dataloader_state` wrote. Call it before the first batch.
 
+    Files of another number of ranks are dealt again for an ``EnergonDataloader``.
+
     Raises:
         StateError: The file does not exist, or its state does not fit the loader.
 
@@ -61,6 +64,10 @@ def restore_dataloader_state(
         >>> restore_dataloader_state(again, "run", 2, dp_rank=0)
     """
     path = dataloader_state_path(root, iteration, dp_rank)
+    config = getattr(loader, "worker_config", None)
+    if config is not None and config.rank == dp_rank and rank_file(path.parent, 0).exists():
+        loader.restore_state(dealt(path.parent, config))
+        return
     if not path.exists():
         found = sorted(other.name for other in path.parent.glob("train_dataloader_dprank*.pt"))
         raise StateError(

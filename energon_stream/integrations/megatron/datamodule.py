@@ -7,9 +7,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+from energon_stream.compat.rank_files import get_savable_loader
 from energon_stream.config import get_train_dataset
 from energon_stream.errors import ConfigError, EmptyDatasetError
-from energon_stream.loader import SavableDataLoader, get_savable_loader
+from energon_stream.loader import SavableDataLoader
 from energon_stream.pipeline import SavableDataset
 from energon_stream.task import DefaultTaskEncoder, TaskEncoder
 from energon_stream.worker import WorkerConfig
@@ -133,7 +134,10 @@ class EnergonMultiModalDataModule:
         dataset = self.datasets_provider(self._build_worker_config(num_workers, split), split)
         # None pins where CUDA is available. Without CUDA, True would be an error.
         pin_memory = None if self.pin_memory else False
-        return get_savable_loader(dataset, cache_pool=self.cache_pool, pin_memory=pin_memory)
+        loader: SavableDataLoader[Any] = get_savable_loader(
+            dataset, cache_pool=self.cache_pool, pin_memory=pin_memory
+        )
+        return loader
 
     def build(self) -> tuple[EnergonDataloader, EnergonDataloader]:
         """Return the training and the validation loader."""
@@ -191,6 +195,12 @@ class EnergonDataloader:
 
     def __iter__(self) -> EnergonDataloader:
         return self
+
+    @property
+    def worker_config(self) -> WorkerConfig:
+        """The configuration of the loader."""
+        config: WorkerConfig = self._dataloader.worker_config
+        return config
 
     def save_state(self) -> dict[str, Any]:
         """Return the state of this rank; see ``SavableDataLoader.save_state_rank``."""
