@@ -114,7 +114,7 @@ megatron: $(VENV)/installed
 		.venv-megatron-3.12/bin/python -m pip install -q -c constraints.txt -e . megatron-core==0.19.2; \
 		.venv-megatron-3.12/bin/python -m pip install -q --no-deps megatron-bridge==0.6.2; \
 		ENERGON_STREAM_MEGATRON_PYTHON=$$PWD/.venv-megatron-3.12/bin/python \
-			$(BIN)/python -m pytest tests/integrations/test_megatron_core.py -v; \
+			$(BIN)/python -m pytest tests/integrations/test_megatron_core.py tests/integrations/test_bridge_elastic.py -v; \
 	fi
 
 # Trainers that no other suite has. torchtitan and NeMo Automodel import triton, also where there is no GPU; and not
