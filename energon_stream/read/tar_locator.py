@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energon_stream.errors import ChecksumError, CorruptTarError, IndexMismatchError, ObjectNotFoundError
+from energon_stream.errors import CorruptTarError, IndexMismatchError, ObjectNotFoundError
 from energon_stream.index.checksums import new_digest
 from energon_stream.index.entries import EntryPages, Load, OffsetCache
 from energon_stream.index.index_files import PAGE_SAMPLES, index_path
 from energon_stream.index.objects import ShardObject, VersionGuard
 from energon_stream.index.sample_sizes import bounds_of
-from energon_stream.index.verify import Verifier, check_name, wrong_names
+from energon_stream.index.verify import check_name, wrong_names
 from energon_stream.read.locator import Cut, Locator, RawSample
 from energon_stream.storage import ByteRange
 from energon_stream.tar.format import TAR_RECORD, sample_parts, split_name, walk_members, walk_sample
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from energon_stream.arrays import Int64Array
+    from energon_stream.errors import ChecksumError
     from energon_stream.index.dataset import WebDatasetIndex
+    from energon_stream.index.verify import Verifier
     from energon_stream.read.range_stream import RangeStream
     from energon_stream.read.read_plan import Request
     from energon_stream.storage.store import Store
@@ -133,7 +135,7 @@ class TarLocator(Locator):
         if found is not None and not (
             are_whole
             and (
-                (not joined and self._is_unusual(found.names, len(found.keys)))
+                (not joined and self._is_unusual(found.names))
                 or self._goes_on(request, data, len(starts) - 1, found.keys[-1])
             )
         ):
@@ -186,11 +188,11 @@ class TarLocator(Locator):
                 return name is not None and name[0] == key
         return False
 
-    def _is_unusual(self, names: Sequence[str], alike: int = 1) -> bool:
-        """Return whether samples have other parts than those before; False if the index tells more."""
+    def _is_unusual(self, names: Sequence[str]) -> bool:
+        """Return whether a sample has other parts than those before; False if the index tells more."""
         if self._bounds is not None or self.store.is_local or self.index.plain is not None:
             return False
-        if not self._usual and alike > 1:  # a wrong entry makes one sample short, so these are sound
+        if not self._usual:
             self._usual.add(tuple(names))
         return len(self._usual) < _KINDS and tuple(names) not in self._usual
 

@@ -78,7 +78,7 @@ def test_no_sample_is_short(folder, entry, by, slices):
 def test_over_a_store_unusual_samples_are_compared_with_their_neighbours(
     folder, s3_server, slices, by, entry
 ):
-    """Once for each kind of sample, the first that is read among them."""
+    """Once for each kind of sample. The first that is read is believed: nothing is requested for it."""
     listed, expected = members(folder)
     starts = [offset for _, offset in listed]
     index = np.fromfile(folder / "data-000000.tar.idx", dtype="<u8")
@@ -86,17 +86,19 @@ def test_over_a_store_unusual_samples_are_compared_with_their_neighbours(
     index.tofile(folder / "data-000000.tar.idx")
     s3_server.upload_folder(folder, "s3://bucket/moved")
     found, error = read("s3://bucket/moved", slices, s3_server.storage_options)
+    if (slices, by, entry) == (4, 1, 8):  # the sample that is read first
+        assert set(found.pop("00000008")) == {"b.bin"}
     assert "the index and the tar disagree" in error
     assert {key: set(parts) for key, parts in found.items()} == {key: expected[key] for key in found}
 
 
-def test_a_sound_dataset_costs_a_request_for_each_kind_of_sample(folder, s3_server):
+def test_a_sound_dataset_costs_a_request_for_each_further_kind_of_sample(folder, s3_server):
     s3_server.upload_folder(folder, "s3://bucket/sound")
     found, error = read("s3://bucket/sound", 1, s3_server.storage_options)
     assert not error
     assert {key: set(parts) for key, parts in found.items()} == members(folder)[1]
     asked = [entry for entry in s3_server.log() if entry.key.endswith(".tar")]
-    assert len(asked) == 3 + 2
+    assert len(asked) == 3 + 1
 
 
 @pytest.mark.parametrize(("edge", "by"), [("start", -1), ("start", 1), ("stop", -1)])
