@@ -172,7 +172,9 @@ BUILDERS = {
     ],
     ids=["ratio", "shuffled", "patterns"],
 )  # fmt: skip
-def test_the_files_are_the_same(tmp_path, builder, options, arguments):
+def test_the_files_are_the_same(tmp_path, monkeypatch, builder, options, arguments):
+    """By its conventions, by which a share may get no tar."""
+    monkeypatch.setenv("ENERGON_STREAM_CONVENTIONS", "energon")
     if options[0] == "--split-parts" and builder in ("ustar", "gnu", "pax"):
         options, arguments = options[:2], {"split_patterns": ["train:.*[0-4]"]}
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
