@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -70,14 +71,17 @@ class LocalStore:
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         entries = []
         below_root = len(os.path.join(self.url, ""))
-        for folder, _, names in os.walk(self._locate(prefix), followlinks=True):
+        for folder, below, names in os.walk(self._locate(prefix), followlinks=True):
+            below[:] = [name for name in below if not _leads_back(Path(folder), name)]
             for name in names:
                 if name.endswith(TEMPORARY_SUFFIX):
                     continue
                 location = os.path.join(folder, name)
                 try:
                     status = os.stat(location)
-                except FileNotFoundError:  # a dangling link, or the file was just removed
+                except OSError as error:  # a dangling link or one to itself, or the file was just removed
+                    if error.errno not in (errno.ENOENT, errno.ELOOP):
+                        raise
                     continue
                 entries.append(ListEntry(location[below_root:], _meta(status)))
         return iter(sorted(entries, key=lambda entry: entry.path))
@@ -133,6 +137,12 @@ def _map_file(location: str, version: str) -> memoryview:
         if _etag(status) != version:
             raise object_changed(location)
         return map_file(file.fileno(), status.st_size)
+
+
+def _leads_back(folder: Path, name: str) -> bool:
+    """Return True for a link to a folder that it lies in: a listing that follows it has no end."""
+    link = folder / name
+    return link.is_symlink() and any(link.samefile(above) for above in (folder, *folder.parents))
 
 
 def _not_found(location: str) -> ObjectNotFoundError:

@@ -122,9 +122,11 @@ class ColumnMap:
                 raise
             columns = ", ".join(f"{column!r:.80}" for column in part.columns)
             hint = next((hint for kind, hint in _HINTS.items() if isinstance(value, kind)), takes(name))
+            known = error if isinstance(error, ConfigError) else ConfigError(str(error), hint=hint)
             raise ColumnError(
-                f"{where}: the column {columns} does not fit the part {name!r:.80}: {error}",
-                hint=error.hint if isinstance(error, ConfigError) else hint,
+                f"{where}: the column {columns} does not fit the part {name!r:.80}: {known.what}",
+                where=known.where,
+                hint=known.hint,
             ) from error
 
 

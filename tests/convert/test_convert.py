@@ -406,7 +406,7 @@ def test_files_must_exist_and_be_below_their_folder(tmp_path):
     (tmp_path / "no.jpg").write_bytes(image_bytes(0))
     for name in ("../no.jpg", str(tmp_path / "no.jpg")):
         path = write_table(tmp_path / "source", [{"image": name}])
-        with pytest.raises(ColumnError, match=r"not below the folder of the files.*--files-root"):
+        with pytest.raises(ColumnError, match=r"not below the folder of the files.*by files_root="):
             convert_dataset(path, tmp_path / "new", engine=INLINE)
     assert not (tmp_path / "new").exists()
     convert_dataset(path, tmp_path / "new", files_root=str(tmp_path), engine=INLINE)

@@ -13,7 +13,7 @@ import pytest
 from foreign import image_bytes
 
 from energon_stream import LocalEngine, convert_dataset
-from energon_stream.errors import MissingFileError, SourceError
+from energon_stream.errors import ColumnError, MissingFileError, SourceError
 
 PICTURES = [image_bytes(number) for number in range(6)]
 TWO = {f"{name}/{number}.jpg": PICTURES[number] for name in ("dog", "cat") for number in range(3)}
@@ -125,6 +125,37 @@ def test_an_archive_that_windows_made(tmp_path):
         archive.extractall(tmp_path / "source")
     assert (tmp_path / "source" / "pics\\dog\\0.jpg").exists()
     assert classes(convert(tmp_path / "source")) == {f"pics/{key}": name for key, name in CLASSES.items()}
+
+
+def test_a_table_that_windows_made(tmp_path):
+    """Its paths have backslashes; files whose names have them, as archives leave them, come first."""
+    rows = [r"imgs\0.jpg,zero", r".\imgs\1.jpg,one", "imgs/2.jpg,two"]
+    table = "\n".join(["image,caption", *rows])
+    source = write(tmp_path / "source", {f"imgs/{n}.jpg": PICTURES[n] for n in range(3)})
+    write(source, {"t.csv": table, r"imgs\2.jpg": b"never"})
+    expected = [{"jpg": PICTURES[n], "txt": text} for n, text in enumerate((b"zero", b"one", b"two"))]
+    assert [*convert(source / "t.csv").values()] == expected
+    write(source, {r"imgs\0.jpg": PICTURES[5]})
+    assert next(iter(convert(source / "t.csv").values()))["jpg"] == PICTURES[5]
+    write(source, {"t.csv": table.replace("imgs\\0", "imgs\\9")})
+    with pytest.raises(MissingFileError, match="row 0: the file of the column 'image'"):
+        convert(source / "t.csv")
+    write(tmp_path, {"0.jpg": PICTURES[0]})
+    write(source, {"t.csv": table.replace("imgs\\0", "..\\0")})
+    with pytest.raises(ColumnError, match="not below the folder") as caught:
+        convert(source / "t.csv")
+    assert str(caught.value).count("files_root=") == 1
+
+
+def test_links_that_lead_back(tmp_path):
+    """A listing that follows links would go forty folders deep, and end with an error of the system."""
+    source = write(tmp_path / "source", {**TWO, "a.jpg": PICTURES[0]})
+    (tmp_path / "other").mkdir()
+    for link, at in {"self": ".", "dog/up": "..", "over": "../other", "loop.jpg": "loop.jpg"}.items():
+        (source / link).symlink_to(at)
+    (tmp_path / "other" / "back").symlink_to(source)
+    write(tmp_path / "other", {"1.jpg": PICTURES[1]})
+    assert set(convert(source)) == {"a", "over/1", *(path[:-4] for path in TWO)}
 
 
 def test_one_picture_and_none(tmp_path):

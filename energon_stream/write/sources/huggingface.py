@@ -90,7 +90,7 @@ def _open(source: HuggingFaceSource) -> Any:
             raise ConfigError(
                 f"the dataset has the splits {', '.join(found)}" if split is None else f"no split {split!r}",
                 where=url,
-                hint=f"name one of {', '.join(found)}: --source-split, or split=",
+                hint=f"name one of {', '.join(found)} by split=",
             )
         return found[split]
 

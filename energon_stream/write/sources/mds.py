@@ -84,7 +84,7 @@ def untrusted(column: str, where: str) -> UntrustedPickleError:
     return UntrustedPickleError(
         f"the column {column!r} has pickles, which can run any code",
         where=where,
-        hint="if you trust who wrote them, give --trust, or trust=True",
+        hint="if you trust who wrote them, give trust=True",
     )
 
 

@@ -17,6 +17,7 @@ from energon_stream.errors import (
     EnergonStreamError,
     MissingPackageError,
     ObjectChangedError,
+    ObjectNotFoundError,
     SourceError,
 )
 from energon_stream.index.shard_names import is_inside
@@ -92,8 +93,13 @@ class Source(ABC):
     def read_file(self, path: str) -> bytes:
         """Read a file that a row names. Raises ConfigError if the path leaves the folder of the files."""
         folder = self.files or self._folder()
-        relative = _below(folder.url, path)
-        return bytes(open_once(folder).get(relative).data)
+        store = open_once(folder)
+        try:
+            return bytes(store.get(_below(folder.url, path)).data)
+        except ObjectNotFoundError:
+            if "\\" not in path:
+                raise
+        return bytes(store.get(_below(folder.url, path.replace("\\", "/"))).data)  # written on Windows
 
     def _folder(self) -> StoreSpec:
         return self.spec
@@ -146,7 +152,7 @@ def _below(folder: str, path: str) -> str:
         raise ConfigError(
             f"the row names the file {path!r:.200}, which is not below the folder of the files",
             where=folder,
-            hint="name the folder that has all files: --files-root, or files_root=",
+            hint="name the folder that has all files by files_root=",
         )
     return path
 
