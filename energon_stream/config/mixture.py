@@ -180,10 +180,7 @@ class Mixture:
                 hint=hint,
             )
         if self.config.conventions == "energon" and self.items[0].repetitions is not None:
-            return [
-                replace(self._single(number, 1), weight=None, repetitions=_whole(item.repetitions))
-                for number, item in enumerate(self.items)
-            ]
+            return self.val_datasets()
         return [
             self._single(number, item.repetitions if item.repetitions is not None else None if repeat else 1)
             for number, item in enumerate(self.items)
@@ -191,7 +188,10 @@ class Mixture:
 
     def val_datasets(self) -> list[LoadedDataset]:
         """Return the datasets one by one, with one pass each."""
-        return [self._single(number, 1) for number in range(len(self.items))]
+        singles = [self._single(number, 1) for number in range(len(self.items))]
+        if self.config.conventions == "energon" and self.items[0].repetitions is not None:
+            return [replace(one, weight=None, repetitions=_whole(one.repetitions)) for one in singles]
+        return singles
 
     def _single(self, number: int, repeats: float | None) -> LoadedDataset:
         item, leaf = self.items[number], self.leaves[number]

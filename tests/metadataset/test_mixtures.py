@@ -217,6 +217,16 @@ def test_loader_objects_and_traversal(lake, tmp_path):
     epochs = load_dataset(epochized(lake)).get_datasets(training=True, worker_config=ALONE)
     assert epochs.blend_mode is DatasetBlendMode.SAMPLE_REPETITIONS
     assert [(entry.repetitions, entry.weight) for entry in epochs.datasets] == [(2, 64), (1, 32), (0.5, 8)]
+    for training in (False, True):
+        energon = WorkerConfig(rank=0, world_size=1, num_workers=0, conventions="energon")
+        epochs = load_dataset(epochized(lake)).get_datasets(
+            training=training, split_part="train", worker_config=energon
+        )
+        assert [(entry.repetitions, entry.weight) for entry in epochs.datasets] == [
+            (2, None),
+            (1, None),
+            (0.5, None),
+        ]
     missing = write(
         tmp_path / "missing.yaml",
         v2(
