@@ -185,6 +185,8 @@ class DatasetRequest:
         encoder's cookers decide which parts are read.
         """
         check_names(options, DatasetOptions.__optional_keys__)
+        if not isinstance(split_part, str):
+            raise ConfigError(f"split_part is {split_part!r:.80}", hint='pass one name, such as "train"')
         labels = [options[name] for name in ("tags", "subflavors") if options.get(name) is not None]
         if len(labels) > 1:
             raise ConfigError("tags and subflavors are both given", hint="use tags, the newer name")

@@ -18,6 +18,8 @@ from energon_stream import (
     MetadatasetV2,
     WorkerConfig,
     get_loader,
+    get_train_dataset,
+    get_val_dataset,
     get_val_datasets,
     load_dataset,
     prepare_metadataset,
@@ -201,6 +203,14 @@ def test_a_parsed_document_is_relative_to_the_current_folder(lake, monkeypatch):
     monkeypatch.chdir(lake)
     assert texts(train(v2(FIVE_TO_TWO)), 50) == expected
     assert texts(train("five.yaml"), 50) == expected
+
+
+@pytest.mark.parametrize("part", [None, 3, ["train"]])
+def test_a_split_part_is_one_name(lake, part):
+    for path in (nested(lake), lake / "a"):
+        for opened in (get_train_dataset, get_val_dataset, get_val_datasets):
+            with pytest.raises(ConfigError, match="split_part is"):
+                opened(path, batch_size=1, worker_config=ALONE, split_part=part)
 
 
 def test_loader_objects_and_traversal(lake, tmp_path):
