@@ -154,7 +154,8 @@ class DevicePrefetcher(PullingLoader[T]):
     def close(self) -> None:
         """End the workers. Another iteration starts new ones, after the last batch returned."""
         if self._coming and self._consumed:
-            self.restore_state_rank(self._consumed)
+            with self._savable().alone():  # ranks close at any time, each at its own step
+                self.restore_state_rank(self._consumed)
         else:
             self.loader.close()
 

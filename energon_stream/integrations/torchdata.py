@@ -79,7 +79,8 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
                     "an endless dataset cannot begin anew",
                     hint="iterate it once, or give it epochs with virtual_epoch_length",
                 )
-            self._go_to(self._begin)
+            with self._loader.alone():  # other ranks may have left their loops elsewhere
+                self._go_to(self._begin)
         self._batches = iter(self._loader)
 
     def _go_to(self, state: Mapping[str, Any]) -> None:

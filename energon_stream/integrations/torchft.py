@@ -117,10 +117,13 @@ class ReplicaLoader(Generic[T]):
             self._loader.close()
             self._loader = self._loader if self._dealt == dealt else self._open(*dealt)
             self._dealt = dealt
-            if agreed.state is None:
-                self._loader.restore_state_rank(None)
-            else:
-                self._loader.load_state_dict(agreed.state)
+            with (
+                self._loader.alone()
+            ):  # the groups have agreed, and processes of one may differ in failed steps
+                if agreed.state is None:
+                    self._loader.restore_state_rank(None)
+                else:
+                    self._loader.load_state_dict(agreed.state)
             self._batches = iter(self._loader)
         numbers = wanted[place : place + 1] if is_dealt else range(agreed.at, wanted[-1] + 1)
         return {number: next(self._batches) for number in numbers}[wanted[place]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import marshal
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeAlias, TypeVar, get_args
@@ -194,6 +195,23 @@ class SavableDataLoader(BasicDataLoader[T]):
             return state
         self._recorder.flush(position.states)
         return with_digest({**state, "run": self._recorder.saved(position.states)})
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let this rank restore in the block without the others, which then do not wait for it.
+
+        Example:
+            >>> from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset
+            >>> dataset = get_train_dataset("texts", batch_size=4, worker_config=WorkerConfig(0, 1, 0))
+            >>> loader = get_savable_loader(dataset)
+            >>> with loader.alone():
+            ...     loader.restore_state_rank(None)
+        """
+        before, self._is_restoring = self._is_restoring, True
+        try:
+            yield
+        finally:
+            self._is_restoring = before
 
     @_agreed
     def restore_state_rank(

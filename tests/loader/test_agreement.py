@@ -18,6 +18,7 @@ from energon_stream.errors import (
     StateMismatchError,
     StateVersionError,
 )
+from energon_stream.integrations.device import prefetch_to_device
 from energon_stream.state import split_streams
 
 ODD = 1  # the rank with which something is wrong
@@ -243,6 +244,28 @@ def alone(rank, world, data):
     dist.barrier()
     read(data)
     restored(data, state_after(2, data))
+
+
+def leaving(rank, world, data):
+    """Ranks leave their loops at other steps, and one restores alone: the others neither wait nor fail."""
+    keys = [batch.__key__ for _, batch in zip(range(6), open_loader(data), strict=False)]
+    loader = prefetch_to_device(open_loader(data), "cpu")
+    for _ in zip(range(2 + rank), loader, strict=False):
+        pass
+    loader.close()
+    if rank == ODD:  # goes on, and closes again
+        assert next(iter(loader)).__key__ == keys[2 + rank]
+        loader.close()
+        checked = open_loader(data)
+        with pytest.raises(StateError), checked.alone():
+            checked.restore_state_rank({})
+    restored(data, state_after(2, data))
+
+
+def test_ranks_that_leave_their_loops_at_other_steps_do_not_meet(example_data):
+    begun = time.monotonic()
+    in_ranks(2, leaving, example_data)
+    assert time.monotonic() - begun < 25
 
 
 def test_ranks_that_read_alone_do_not_wait(example_data):

@@ -61,7 +61,8 @@ class TrainLoader(PullingLoader[T]):
         """Iterate to the end of the pass."""
         position = self._position()
         if len(self._states) > 1:
-            self._stop().restore_state_rank(position)
+            with (loader := self._stop()).alone():  # other ranks may have nothing ahead
+                loader.restore_state_rank(position)
         self._begin_here()
         pulled = self._pull()
         if pulled.ended:
@@ -112,7 +113,8 @@ class EvaluationLoader(Generic[T]):
         """Iterate to the end of the pass."""
         if not self._at_start:
             self._loader.close()
-            self._loader.restore_state_rank(None)
+            with self._loader.alone():
+                self._loader.restore_state_rank(None)
         self._at_start = False
         yield from self._loader
         self._at_start = True
