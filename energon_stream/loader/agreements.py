@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from importlib.metadata import PackageNotFoundError, version
-from types import CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from energon_stream.agreement import Occasion, Range
@@ -107,7 +107,7 @@ def _texts(value: Any, seen: set[int]) -> Iterator[bytes]:
     if isinstance(value, CodeType):
         yield _text(value)
     elif isinstance(value, FunctionType):
-        inner = (value.__code__, *(cell.cell_contents for cell in value.__closure__ or ()))
+        inner = (value.__code__, *(_content(cell) for cell in value.__closure__ or ()))
     elif isinstance(value, MethodType):
         inner = (value.__func__, type(value.__self__))
     elif isinstance(value, (staticmethod, classmethod)):
@@ -127,6 +127,13 @@ def _texts(value: Any, seen: set[int]) -> Iterator[bytes]:
         inner = vars(value).values()
     for part in inner:
         yield from _texts(part, seen)
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # its function has not come to the assignment
+        return None
 
 
 def _text(constant: Any) -> bytes:

@@ -19,6 +19,7 @@ from energon_stream.errors import (
     StateVersionError,
 )
 from energon_stream.integrations.device import prefetch_to_device
+from energon_stream.loader.agreements import code_digest
 from energon_stream.state import split_streams
 
 ODD = 1  # the rank with which something is wrong
@@ -266,6 +267,22 @@ def test_ranks_that_leave_their_loops_at_other_steps_do_not_meet(example_data):
     begun = time.monotonic()
     in_ranks(2, leaving, example_data)
     assert time.monotonic() - begun < 25
+
+
+def test_a_function_whose_closure_has_no_value_yet_is_compared(example_data):
+    class Late(DefaultTaskEncoder):
+        def encode_sample(self, sample):
+            return later(sample) if sample is None else sample
+
+    dataset = get_train_dataset(
+        example_data / "captions", worker_config=WorkerConfig(0, 1, 0), batch_size=2, task_encoder=Late()
+    )
+    before = code_digest(dataset)
+
+    def later(sample):
+        return sample
+
+    assert before != code_digest(dataset)
 
 
 def test_ranks_that_read_alone_do_not_wait(example_data):
