@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -13,10 +14,13 @@ from typing import Any
 from energon_stream.agreement import Occasion, Range
 from energon_stream.errors import ConfigError, StateMismatchError, WeightsError
 from energon_stream.pipeline.dataset import SavableDataset
+from energon_stream.pipeline.epochs import EvenDataset
 from energon_stream.pipeline.stream_runner import Rotation
 from energon_stream.state.description import PARTS
 from energon_stream.state.rotation import next_index
 from energon_stream.worker import WorkerConfig
+
+_log = logging.getLogger(__name__)
 
 _STATE, _CODE, _VERSION = "what it restores", "the code of the task encoder", "the version of energon_stream"
 _ONE_PROGRAM = "run the same program, with the same arguments and packages, on all nodes"
@@ -78,6 +82,26 @@ def check_step(indices: Range | None, config: WorkerConfig) -> None:
         raise StateMismatchError(
             f"rank {low} of {ranks} would go on at step {first // ranks}, and rank {high} at step {last // ranks}",
             hint="restore the states of one checkpoint on all ranks",
+        )
+
+
+def warn_of_uneven_ends(indices: Range | None, dataset: SavableDataset[Any]) -> None:
+    """Warn if ranks that end their passes together do not after this restore, amid a step of theirs."""
+    (first, _), (last, _) = indices or ((0, 0), (0, 0))
+    config, below = dataset.worker_config, [dataset]
+    ranks = config.world_size
+    if config.rank or last - first != ranks - 1 or first % ranks == 0:
+        return
+    for each in below:
+        below += each.inputs
+    if dataset.pass_length or any(isinstance(each, EvenDataset) for each in below):
+        _log.warning(
+            "the state is of %d batches, which is no multiple of %d ranks: %d of them get one batch more than the others "
+            "in the pass under way. If ranks wait for each other at its end, restore the state of a multiple, or use "
+            "torch's Join",
+            first,
+            ranks,
+            ranks - first % ranks,
         )
 
 

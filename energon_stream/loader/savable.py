@@ -15,7 +15,14 @@ from energon_stream.agreement import Occasion, agree, group_of, waits
 from energon_stream.errors import ConfigError, EnergonStreamError, StateInUseError
 from energon_stream.lineage.recorder import RunRecorder
 from energon_stream.lineage.tracker import Tracker
-from energon_stream.loader.agreements import RESTORE, START, check_step, common, global_index
+from energon_stream.loader.agreements import (
+    RESTORE,
+    START,
+    check_step,
+    common,
+    global_index,
+    warn_of_uneven_ends,
+)
 from energon_stream.loader.loader import BasicDataLoader, counts_of
 from energon_stream.loader.mixture_control import check_changes, is_live, steps_of
 from energon_stream.loader.position import LoaderPosition, check_streams
@@ -151,7 +158,9 @@ class SavableDataLoader(BasicDataLoader[T]):
                 prints.pop("content", None)
             has = common(self.dataset, begun, prints)
             at = global_index(self._position.rotation, config)
-        check_step(agree(replace(occasion, key=str(self.dataset.training)), config, problem, has, at), config)
+        indices = agree(replace(occasion, key=str(self.dataset.training)), config, problem, has, at)
+        check_step(indices, config)
+        warn_of_uneven_ends(indices, self.dataset)
         self._has_agreed = True
 
     @cached_property

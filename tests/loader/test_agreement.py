@@ -1,8 +1,10 @@
 """Ranks that restore, open and set weights together: one that fails is an error of all; none waits for it."""
 
+import logging
 import os
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch.distributed as dist
@@ -267,6 +269,52 @@ def test_ranks_that_leave_their_loops_at_other_steps_do_not_meet(example_data):
     begun = time.monotonic()
     in_ranks(2, leaving, example_data)
     assert time.monotonic() - begun < 25
+
+
+def between_steps(rank, world, data):
+    """Where ranks do not end together, since a state has no whole steps of theirs, the log says so."""
+    for options in ({"virtual_epoch_length": 8}, {"repeat": False, "ends": "drop"}):
+        for taken in (3, 4):
+            state = state_of_one(taken, data, options)
+            mine = {
+                name: value // world if name == "virtual_epoch_length" else value
+                for name, value in options.items()
+            }
+            config = WorkerConfig(rank, world, 0, num_streams=2)
+            loader = get_savable_loader(
+                get_train_dataset(data / "captions", worker_config=config, batch_size=2, **mine)
+            )
+            with collected_warnings() as said:
+                loader.restore_state_global([state])
+            lengths = [None] * world
+            dist.all_gather_object(lengths, (len(list(loader)), len(said)))
+            counts = [count for count, _ in lengths]
+            assert max(counts) - min(counts) == (lengths[0][1] > 0) == taken % world
+
+
+def test_a_warning_tells_of_ranks_that_will_not_end_together(example_data):
+    in_ranks(2, between_steps, example_data)
+
+
+def state_of_one(taken, data, options):
+    config = WorkerConfig(0, 1, 0, num_streams=2)
+    loader = get_savable_loader(
+        get_train_dataset(data / "captions", worker_config=config, batch_size=2, **options)
+    )
+    for _ in zip(range(taken), loader, strict=False):
+        pass
+    return loader.save_state_rank()
+
+
+@contextmanager
+def collected_warnings():
+    said, handler = [], logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("energon_stream").addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("energon_stream").removeHandler(handler)
 
 
 def test_a_function_whose_closure_has_no_value_yet_is_compared(example_data):
