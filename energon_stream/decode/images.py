@@ -115,7 +115,8 @@ def _for_gpu(
 
     header, most = read_jpeg_header(data), min(most_pixels, Image.MAX_IMAGE_PIXELS or most_pixels)
     is_turned = header is not None and orients and header.has_metadata
-    if header and header.height * header.width <= most and is_for_gpu(data) and not is_turned:
+    fits = header is not None and header.height * header.width <= most and not is_turned
+    if header and fits and is_for_gpu(data, header):
         found, colours, size = np.frombuffer(data, np.uint8), 0, (header.height, header.width)
     else:
         bytes_mode = ImageMode("numpy", mode.colours)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import io
+import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,10 +27,13 @@ IMAGE_BACKENDS = ("pillow", "simplejpeg", "torchvision", "nvjpeg")
 
 _MODULES = {"simplejpeg": "simplejpeg", "torchvision": "torchvision.io"}
 _EXTRAS = {"simplejpeg": "fast-images", "torchvision": "transforms"}
-_HEAD = 1 << 16  # bytes in which the segments before the pixels are looked for
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, with Huffman codes
 _METADATA_SEGMENTS = frozenset({0xFE, *range(0xE1, 0xF0)}) - {0xEE}  # JFIF's and Adobe's are of the coding
 _OTHER_SEGMENTS = _METADATA_SEGMENTS | {0xC4, 0xDB, 0xDD, 0xE0, 0xEE}
+_SCAN, _END = 0xDA, 0xD9
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # none of coded pixels
+_RGB = re.compile(rb"\xff\xee\x00\x0eAdobe|\xff[\xc0-\xc2]..\x08....\x03R..G..B", re.DOTALL)  # or may be
+_LARGEST = 65_500  # height and width of libjpeg
 
 
 class JpegHeader(NamedTuple):
@@ -58,9 +64,43 @@ def read_jpeg_header(data: bytes) -> JpegHeader | None:
     return None
 
 
-def is_for_gpu(data: bytes) -> bool:
-    """Return whether a GPU decodes a file as Pillow does: it is whole, and its colours are the usual ones."""
-    return data.endswith(b"\xff\xd9") and b"\xff\xee\x00\x0eAdobe" not in data[:_HEAD]
+def is_for_gpu(data: bytes, header: JpegHeader) -> bool:
+    """Return whether a GPU decodes a file as Pillow does: it is whole and sound, with the usual colours.
+
+    Pillow decodes damaged pixels, and refuses damaged segments. So these are all that is tried here.
+    """
+    segments = _segments(data) if max(header[:2]) <= _LARGEST else None
+    return segments is not None and _is_usual(segments)
+
+
+def _segments(data: bytes) -> bytes | None:
+    """Return a file of 16 x 16 pixels without any, coded like another; None if that is cut off or goes on."""
+    found, at, scans = [data[:2]], 2, False
+    while (marker := _MARKER.search(data, at)) and (scans or marker.start() == at):
+        at, kind = marker.start(), data[marker.start() + 1]
+        if kind == _END:
+            return b"".join((*found, marker[0])) if at + 2 == len(data) else None
+        segment = data[at : at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")]
+        at, scans = at + len(segment), scans or kind == _SCAN
+        if kind in _FRAMES:
+            segment = segment[:5] + b"\0\x10\0\x10" + segment[9:]
+        if kind not in _METADATA_SEGMENTS:
+            found.append(segment)
+    return None
+
+
+@lru_cache(maxsize=256)
+def _is_usual(file: bytes) -> bool:
+    from PIL import Image
+
+    if _RGB.search(file):
+        return False
+    try:
+        with Image.open(io.BytesIO(file)) as image:
+            image.load()
+    except Exception:  # it is Pillow's to say what
+        return False
+    return True
 
 
 def reduction_to(size: tuple[int, int], least: tuple[int, int] | None) -> int:

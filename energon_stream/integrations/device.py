@@ -166,6 +166,10 @@ def decode_images(images: EncodedImages, device: torch.device, decoder: JpegDeco
     parts = list(torch.split(images.data, [row[0] for row in about]))
     files = [place for place, row in enumerate(about) if not row[1]]
     made = _decode_files([parts[place] for place in files], device, decoder)
+    if len(made) != len(files) or any(each.dtype != torch.uint8 for each in made):
+        kinds = ", ".join(sorted({str(each.dtype) for each in made}))
+        what = f"jpeg_decoder made {len(made)} images ({kinds}) of {len(files)} files"
+        raise ConfigError(what, hint="return a uint8 tensor for each file, in their order")
     for place, (_, colours, height, width, _) in enumerate(about):
         if colours:
             parts[place] = parts[place].view(colours, height, width).to(device, non_blocking=True)
@@ -253,7 +257,7 @@ def prefetch_to_device(
             the files that it cannot decode. None: torchvision on CUDA, and Pillow on other devices.
 
     Raises:
-        ConfigError: ``depth`` is negative.
+        ConfigError: ``depth`` is negative; while iterating: ``jpeg_decoder`` does not return what it should.
         MissingPackageError: There are JPEG files to decode on CUDA, and no torchvision.
 
     Example:

@@ -20,7 +20,7 @@ from energon_stream import (
     get_val_dataset,
 )
 from energon_stream.errors import ConfigError, DecodeError, PartLimitError
-from energon_stream.integrations.device import prefetch_to_device
+from energon_stream.integrations.device import decode_images, prefetch_to_device
 from energon_stream.limits import Limits
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import write_shards
@@ -138,6 +138,16 @@ def test_what_the_gpu_refuses_is_decoded_by_pillow_alone(folder, caplog):
     (batch,) = list(prefetch_to_device(open_loader(folder, Encoder()), "cpu", jpeg_decoder=other_shape))
     assert_pixels(batch, range(9))
 
+    for odd in (lambda made: made[1:], lambda made: [each / 255 for each in made]):
+        with pytest.raises(ConfigError, match=r"jpeg_decoder made \d images .* of 4 files.*uint8"):
+            list(
+                prefetch_to_device(
+                    open_loader(folder, Encoder()),
+                    "cpu",
+                    jpeg_decoder=lambda files, device, odd=odd: odd(Gpu()(files, device)),
+                )
+            )
+
     def out_of_memory(files, device):
         raise torch.cuda.OutOfMemoryError("out of memory")
 
@@ -187,6 +197,45 @@ def test_damage_and_limits_are_found_in_the_workers():
     assert Encoder(apply_exif_orientation=True).decoder.decode("jpg", data).about.tolist() == [
         [20 * 14 * 3, 3, 20, 14, 0]
     ]
+
+
+def is_for_gpu(data):
+    return Encoder().decoder.decode("jpg", data).about[0, 1] == 0
+
+
+def test_a_file_that_pillow_refuses_does_not_reach_the_gpu():
+    """Bytes of the segments before, between and after the pixels change: no such file may end a run."""
+    rng, seen = np.random.default_rng(3), set()
+    files = [*FILES[:3], saved(picture(2), progressive=True, restart_marker_rows=1, subsampling="4:1:1")]
+    assert all(map(is_for_gpu, files))
+    for number in range(400):
+        data = bytearray(files[number % 4])
+        at = int(rng.integers(2, min(len(data) - 2, 640)))
+        data[at : at + 2] = bytes([0xFF, rng.integers(0xC0, 0xFF)] if number % 3 else rng.bytes(2))
+        try:
+            wanted = by_pillow(data)
+        except OSError:
+            wanted = None
+        try:
+            image = Encoder().decoder.decode("jpg", bytes(data))
+        except DecodeError:
+            seen.add("bad")
+            assert wanted is None
+        else:
+            seen.add(int(image.about[0, 1]))
+            assert torch.equal(decode_images(image, torch.device("cpu"), None)[0], wanted)
+    assert seen == {"bad", 0, 3}
+
+
+def test_rgb_without_a_transform_is_told_wherever_that_is_said():
+    rgb = saved(picture(5), subsampling=0, keep_rgb=True)
+    at = rgb.index(b"\xff\xee")
+    metadata = 2 * (b"\xff\xed\xff\xff" + bytes(0xFFFD))
+    assert not is_for_gpu(rgb[:at] + metadata + rgb[at:])
+    assert not is_for_gpu(rgb[:at] + rgb[at + 16 :])  # the components are named R, G and B
+    plain = saved(picture(5))
+    assert is_for_gpu(plain[:20] + metadata + plain[20:])
+    assert not is_for_gpu(plain + plain)
 
 
 @pytest.mark.parametrize(
