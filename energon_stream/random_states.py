@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from energon_stream.fork import PerProcess
 from energon_stream.imports import LazyModule
 from energon_stream.worker import Activation, innermost_call
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 else:
     torch = LazyModule("torch")
+
+_turns = PerProcess(threading.RLock)  # the generators are one for all threads
 
 
 class RandomState(NamedTuple):
@@ -46,12 +50,13 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def restored_states() -> Iterator[None]:
-    """Restore the states after a ``with`` block."""
-    outer = RandomState.current()
-    try:
-        yield
-    finally:
-        outer.apply()
+    """Restore the states after a ``with`` block. Blocks of several threads take turns."""
+    with _turns.get():
+        outer = RandomState.current()
+        try:
+            yield
+        finally:
+            outer.apply()
 
 
 def seed_in_step(seed: int) -> None:

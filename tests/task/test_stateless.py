@@ -1,6 +1,8 @@
 import hashlib
 import random
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -155,3 +157,24 @@ def test_threads_that_step_loaders_side_by_side_have_seeds_of_their_own():
     outside = draw()
     seeded_draw(5)
     assert hook() == outside
+
+
+def test_threads_that_draw_at_the_same_time_draw_what_one_would():
+    hook = stateless(restore_seeds=True)(lambda: [draw() for _ in range(50)])
+    config = WorkerConfig(0, 1, 0)
+
+    def draws(order):
+        found = {}
+        for number in order:
+            with config.activate(0, number):
+                found[number] = hook()
+        return found
+
+    expected, interval = draws(range(40)), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(draws, [range(40), range(39, -1, -1), range(0, 40, 3), range(7, 40)]))
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(expected[number] == drawn for each in found for number, drawn in each.items())
