@@ -107,19 +107,20 @@ def look_up(
     # An index has no others.
     keys = [key for key in wanted if (name := indexed_name(key)).encode("utf-8", "ignore").decode() == name]
     ids = [] if index.shard_ids is None else index.shard_ids.tolist()
-    places = {shard: place for place, shard in enumerate(ids)}
+    places = dict[int, list[int]]()  # a split part may name a shard twice
+    for place, shard in enumerate(ids):
+        places.setdefault(shard, []).append(place)
     for at in range(0, len(keys), _KEYS_AT_A_TIME):
         part = keys[at : at + _KEYS_AT_A_TIME]
         marks = ",".join("?" * len(part))
         query = f"SELECT sample_key, tar_file_id, sample_index, byte_offset FROM samples WHERE sample_key IN ({marks})"
         for key, shard, number, offset in database.rows(query, tuple(part)):
-            place = places.get(shard)
-            is_here = place is not None and 0 <= number < index.shard_counts[place]
-            fits = wanted[key] & {None, index.shard_paths[place]} if place is not None else wanted[key]
+            here = places.get(shard, [])
+            fits = wanted[key] & {None, index.shard_paths[here[0]]} if here else wanted[key]
             if seen is not None:
                 seen[key] |= fits
-            if place is not None and is_here and fits:
-                yield place, number, offset
+            if here and fits and 0 <= number < index.shard_counts[here[0]]:
+                yield from ((place, number, offset) for place in here)
 
 
 def bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
@@ -150,7 +151,7 @@ def bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
             found.update(_join_rows(index, number, {(place, offset) for place, _, offset in rows}))
             samples = []
         by_number = list[tuple[int, int, BadSample]]()
-        shards = dict[str | None, int]()
+        shards = defaultdict[str | None, list[int]](list)
         if isinstance(index, FilesIndex):
             known = {each.version: not each.version or index.is_of(each.version) for each in samples}
             samples = [each for each in samples if known[each.version]]
@@ -161,12 +162,13 @@ def bad_numbers(index: DatasetIndex, files: Sequence[BadFile]) -> Int64Array:
                     used.add(sample)
                     found.add(at)
             samples = []
-        shards.update((path, place) for place, path in enumerate(index.shard_paths))
+        for place, path in enumerate(index.shard_paths):
+            shards[path].append(place)
         for sample in samples:
-            place, at = shards.get(sample.shard), sample.index
-            if place is not None and at is not None and at < int(index.shard_counts[place]):
-                used.add(sample)
-                by_number.append((place, at, sample))
+            for place in shards.get(sample.shard, []):
+                if sample.index is not None and sample.index < int(index.shard_counts[place]):
+                    used.add(sample)
+                    by_number.append((place, sample.index, sample))
         others = _other_keys(member, by_number) if isinstance(member, WebDatasetIndex) else {}
         kept = ((place, at) for place, at, sample in by_number if sample not in others)
         found.update(int(index.shard_starts[place]) + at for place, at in kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index as whole
 from types import GeneratorType
@@ -20,6 +20,7 @@ from energon_stream.config.opening import DatasetLocation, PathOption
 from energon_stream.errors import (
     ConfigError,
     DuplicateKeyError,
+    EnergonStreamError,
     NotPreparedError,
     ObjectNotFoundError,
     SampleError,
@@ -70,12 +71,13 @@ class _Leaf:
         if isinstance(index, WebDatasetIndex):
             for shard in index.excluded.keys() & set(index.shard_paths):
                 for key in index.excluded[shard]:
-                    want(wanted, key, shard)
+                    wanted[key].add(shard)
         if not wanted:
             return leaf
         mask, places = np.zeros(index.num_samples, np.bool_), np.arange(leaf.samples) + leaf.start
         mask[places if leaf.selection is None else leaf.selection.samples(places)] = True
-        mask[[*location.read(lambda: leaf.numbers(wanted), forks=True)]] = False
+        instead = "take the keys of samples out of `exclude` in split.yaml"
+        mask[[*location.read(lambda: leaf.numbers(wanted, instead), forks=True)]] = False
         return cls(index, Selection.of([mask]), 0, int(mask.sum()))
 
     def number(self, at: int) -> int:
@@ -83,20 +85,23 @@ class _Leaf:
         at += self.start
         return at if self.selection is None else int(self.selection.samples(np.array([at]))[0])
 
-    def places(self, wanted: Wanted) -> Iterator[int]:
-        """Yield the places of the samples with some keys."""
-        for number in self.numbers(wanted):
+    def places(self, wanted: Wanted) -> Iterator[tuple[int, Hashable]]:
+        """Yield the places of the samples with some keys, and which sample each is."""
+        for number, which in self.numbers(wanted).items():
             places = range(number, number + 1) if self.selection is None else self.selection.places(number)
-            yield from (at - self.start for at in places if 0 <= at - self.start < self.samples)
+            yield from ((at - self.start, which) for at in places if 0 <= at - self.start < self.samples)
 
-    def numbers(self, wanted: Wanted) -> set[int]:
-        """Return the numbers of the samples with some keys, in the split part."""
+    def numbers(self, wanted: Wanted, instead: str = "use indices") -> Mapping[int, Hashable]:
+        """Return the numbers of the samples with some keys, in the split part, and which sample each is.
+
+        A sample has several numbers where the split part names its shard more than once.
+        """
         index = self.index
         if isinstance(index, FilesIndex):  # their keys are numbers
             plain = (int(key) for key in wanted if key.isdecimal() and len(key) < _DIGITS)
-            return {number for number in plain if number < index.num_samples and str(number) in wanted}
+            return {each: each for each in plain if each < index.num_samples and str(each) in wanted}
         member = index.members[0] if isinstance(index, JoinIndex) else index
-        hint = "run `energon-stream prepare`, or use indices"
+        hint = f"run `energon-stream prepare`, or {instead}"
         if not isinstance(member, WebDatasetIndex) or member.plain is not None:
             raise NotPreparedError("the keys have no index", where=index.name, hint=hint)
         try:
@@ -105,8 +110,10 @@ class _Leaf:
         except ObjectNotFoundError as error:
             raise NotPreparedError("the keys have no index", where=index.name, hint=hint) from error
         if isinstance(index, JoinIndex):
-            return {row for place, _, at in rows if (row := join_row(index, place, at)) is not None}
-        return {int(member.shard_starts[place]) + number for place, number, _ in rows}
+            found = (join_row(index, place, at) for place, _, at in rows)
+            return {row: row for row in found if row is not None}
+        starts, paths = member.shard_starts, member.shard_paths
+        return {int(starts[place]) + number: (paths[place], number) for place, number, _ in rows}
 
 
 class MapStyleDataset(Generic[T]):
@@ -162,13 +169,19 @@ class MapStyleDataset(Generic[T]):
 
         Raises:
             SampleIndexError: There is no such index; an IndexError.
-            SampleError: The sample cannot be decoded, or a hook skips it.
+            SampleError: The sample cannot be decoded, a hook skips it, or raises a StopIteration, IndexError
+                or KeyError, which would tell a caller that there is no such sample. Other errors of hooks
+                are raised as they are.
             StorageError: The store does not deliver.
         """
         if not isinstance(index, slice):
             return self.__getitems__((index,))[0]
         part = copy.copy(self)
-        part._indices = self._indices[index]
+        try:
+            part._indices = self._indices[index]
+        except (TypeError, ValueError) as error:
+            hint = "use whole numbers, and a step other than 0"
+            raise ConfigError(f"{index!r:.60} is no slice", where=self._name(), hint=hint) from error
         return part
 
     def __getitems__(self, indices: Sequence[int]) -> list[T]:
@@ -201,11 +214,14 @@ class MapStyleDataset(Generic[T]):
             DuplicateKeyError: Several have it.
             NotPreparedError: The keys have no index, such as tars that were not prepared.
         """
-        wanted, found = Wanted(set), list[int]()
+        wanted, each = Wanted(set), dict[Hashable, int]()
         want(wanted, str(key), None)
         for leaf, stop in zip(self._leaves, self._stops, strict=True):
-            indices = (stop - leaf.samples + place for place in leaf.places(wanted))
-            found += [self._indices.index(index) for index in indices if index in self._indices]
+            for place, which in leaf.places(wanted):
+                index = stop - leaf.samples + place
+                if index in self._indices:
+                    each.setdefault((stop, which), self._indices.index(index))
+        found = [*each.values()]
         shown = printable(repr(key))
         if not found:
             hint = "check the key, the split part and the view; list(dataset) has all samples"
@@ -241,6 +257,11 @@ class MapStyleDataset(Generic[T]):
                     value = function(value)
             except SkipSample as error:
                 raise self._skipped(str(index)) from error
+            except (StopIteration, LookupError) as error:  # to a caller: the end, or no such sample
+                if isinstance(error, EnergonStreamError):
+                    raise
+                what = f"{function_name(function)} raised {type(error).__name__}: {error}"
+                raise SampleError.from_sample(value, what) from error
             if isinstance(value, GeneratorType):
                 what = f"{function_name(function)} makes several samples of sample {index}"
                 raise ConfigError(what, where=self._name(), hint="return one, or use get_val_dataset")

@@ -1,5 +1,6 @@
 """``open_dataset``: samples by index and key. ``tarfile``, ``json`` and pyarrow say which ones there are."""
 
+import io
 import json
 import pickle
 import random
@@ -35,6 +36,7 @@ from energon_stream.errors import (
 )
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.index.yaml_io import dump_yaml
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import prepared_text_dataset
 
 SHARDS, EACH = 3, 8
@@ -111,6 +113,8 @@ def test_a_slice_is_a_part_of_the_dataset(folder, part):
         (lambda dataset: dataset[3:3][0], IndexError, "Widen the slice"),
         (lambda dataset: dataset["00000001"], ConfigError, "by_key takes keys"),
         (lambda dataset: dataset[1.5], ConfigError, "1.5 is no index"),
+        (lambda dataset: dataset[::0], ConfigError, r"slice\(None, None, 0\) is no slice.*other than 0"),
+        (lambda dataset: dataset["a":], ConfigError, "is no slice.*whole numbers"),
         (
             lambda dataset: dataset.by_key("nope"),
             SampleKeyError,
@@ -137,6 +141,42 @@ def test_excluded_samples_have_no_index(excluding, folder):
     for key in keys[:2]:
         with pytest.raises(SampleKeyError):
             dataset.by_key(key)
+
+
+def test_a_shard_that_is_named_twice_is_excluded_twice(folder, tmp_path):
+    shards, wanted = sorted(path.name for path in folder.glob("*.tar")), [*in_tars(folder).values()]
+    meta, parts = folder / ".nv-meta/split.yaml", {"train": [*shards, shards[0]]}
+    meta.write_bytes(dump_yaml({"split_parts": parts, "exclude": [f"{shards[0]}/{3:08d}"]}))
+    dataset = open_dataset(folder)
+    del wanted[3]
+    assert texts_of(dataset) == [*wanted, *wanted[: EACH - 1]]
+    assert dataset.by_key(f"{1:08d}").text == dataset[1 - EACH :].by_key(f"{1:08d}").text == wanted[1]
+    meta.write_bytes(dump_yaml({"split_parts": parts, "exclude": []}))
+    (tmp_path / "left.txt").write_text(f"{3:08d}\n")
+    (tmp_path / "left.jsonl").write_text(json.dumps({"shard": shards[0], "key": f"{3:08d}"}) + "\n")
+    for name in ("left.txt", "left.jsonl"):
+        assert texts_of(open_dataset(folder, exclude=str(tmp_path / name))) == [*wanted, *wanted[: EACH - 1]]
+
+
+def test_a_key_that_is_excluded_and_looks_like_that_of_another_shard(tmp_path):
+    shards = ["a.tar", "b.tar"]
+    (tmp_path / "texts").mkdir()
+    for name, key in zip(shards, ("b.tar/1", "1"), strict=True):
+        with tarfile.open(tmp_path / "texts" / name, "w") as tar:
+            member = tarfile.TarInfo(f"{key}.txt")
+            member.size = len(name)
+            tar.addfile(member, io.BytesIO(name.encode()))
+    document = {"__module__": "megatron.energon", "__class__": "TextWebdataset", "field_map": {"text": "txt"}}
+    prepare_dataset(tmp_path / "texts", split_ratio=(1, 0, 0), dataset_yaml=document)
+    split = {"split_parts": {"train": shards}, "exclude": ["a.tar/b.tar/1"]}
+    (tmp_path / "texts/.nv-meta/split.yaml").write_bytes(dump_yaml(split))
+    assert texts_of(open_dataset(tmp_path / "texts")) == ["b.tar"]
+
+
+def test_exclusions_without_an_index_of_keys_say_what_to_do(excluding, folder):
+    (folder / ".nv-meta/index.sqlite").unlink()
+    with pytest.raises(NotPreparedError, match=r"prepare`, or take the keys of samples out of `exclude`"):
+        open_dataset(folder)
 
 
 @pytest.mark.parametrize("options", [{"subset": {"range": [2, 11]}}, {"share": 0.6}, {"exclude": "left.txt"}])
@@ -263,6 +303,27 @@ def test_samples_are_cooked_and_encoded_and_draw_by_their_index(folder):
         open_dataset(folder, task_encoder=Encoder(skip=texts[4])).__getitems__([3, 4])
     with pytest.raises(ConfigError, match="makes several samples of sample 0"):
         open_dataset(folder, task_encoder=Encoder(several=True))[0]
+
+
+@pytest.mark.parametrize("error", [StopIteration, IndexError, KeyError("text")])
+def test_no_error_of_a_hook_ends_a_loop_or_says_that_a_sample_is_missing(folder, error):
+    class Failing(Encoder):
+        def encode_sample(self, sample):
+            if sample.text == "text 5":
+                raise error
+            return sample
+
+    dataset, read = open_dataset(crude(folder), task_encoder=Failing()), []
+    with pytest.raises(
+        SampleError, match=r"data-000000.tar/00000005 failed: .*encode_sample raised"
+    ) as caught:
+        read.extend(sample.text for sample in Subset(dataset, range(24)))  # an IndexError would end it
+    assert read == [f"text {number}" for number in range(5)]
+    assert isinstance(caught.value.__cause__, error if isinstance(error, type) else KeyError)
+    assert not isinstance(caught.value, LookupError)
+    for access in (lambda: list(DataLoader(dataset, batch_size=None)), lambda: dataset.by_key("00000005")):
+        with pytest.raises(SampleError):
+            access()
 
 
 class OneByOne(DefaultTaskEncoder):
