@@ -149,7 +149,8 @@ def _exchange(
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
     of_ranks = hashlib.blake2b(json.dumps(dist.get_process_group_ranks(group)).encode(), digest_size=8)
-    prefix = f"energon_stream/{of_ranks.hexdigest()}/{occasion.doing}/{occasion.key}"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)  # torchrun's store outlives the processes
+    prefix = f"energon_stream/{attempt}/{of_ranks.hexdigest()}/{occasion.doing}/{occasion.key}"
     whole = PrefixStore(prefix, _get_default_store())
     size, everyone = config.world_size, [str(rank) for rank in range(config.world_size)]
     try:

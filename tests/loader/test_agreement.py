@@ -271,6 +271,25 @@ def test_ranks_that_leave_their_loops_at_other_steps_do_not_meet(example_data):
     assert time.monotonic() - begun < 25
 
 
+def restarted(rank, world, data):
+    """One rank restores, the other one dies before; torchrun starts both again, with the same store."""
+    state, loader = state_after(2, data), open_loader(data)
+    if rank == 0:
+        os.environ[AGREE_VARIABLE] = "200ms"
+        with pytest.raises(StateMismatchError, match="did not restore"):
+            loader.restore_state_rank(state)
+        del os.environ[AGREE_VARIABLE]
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    begun = time.monotonic()
+    for _ in range(2):
+        restored(data, state)
+    assert time.monotonic() - begun < 20
+
+
+def test_words_of_a_former_start_are_not_read(example_data):
+    in_ranks(2, restarted, example_data)
+
+
 def between_steps(rank, world, data):
     """Where ranks do not end together, since a state has no whole steps of theirs, the log says so."""
     for options in ({"virtual_epoch_length": 8}, {"repeat": False, "ends": "drop"}):
