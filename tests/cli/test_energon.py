@@ -218,7 +218,7 @@ def test_preview_shows_other_datasets_and_failures(folder, tmp_path):
     assert "'00000006'" in run("preview", mix).output
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"a": 1}\n')
-    assert run("prepare", lines).output.endswith("Done\n")
+    assert run("prepare", lines).output.endswith("Done. Found 1 samples.\n")
     assert "{'a': 1}" in run("preview", lines).output
     write_shards(
         tmp_path / "bad", shards=1, samples_per_shard=2, parts=lambda i: {"txt": b"\xff" if i else b"a"}
