@@ -275,6 +275,8 @@ class WorkerConfig(AssignableUntilHeld):
     def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
         """Return the current stream's number in the job; in 7.4.1's way, ``rank * num_workers + worker``."""
         stream = self._stream(override_local_worker_id)
+        if self.deals():
+            return self.share(stream)  # that of the job's first ranks, on other numbers of ranks too
         if self.conventions == "own":
             return stream
         workers = max(1, self.num_workers)
@@ -288,6 +290,7 @@ class WorkerConfig(AssignableUntilHeld):
 
     def rank_worker_id(self) -> int:
         """Return the number of the current stream, among the streams of this rank."""
+        self.deals()
         return self._stream() // self.world_size
 
     @property
@@ -374,7 +377,7 @@ class WorkerConfig(AssignableUntilHeld):
         """
         if _here.active is None:
             raise WorkerError("no configuration is active", hint="call worker_activate first")
-        Activation(self, self._stream(), sample_index, None).__enter__()
+        Activation(_here.active.config, self._stream(), sample_index, None).__enter__()
 
     def worker_pop_sample_index(self) -> int:
         """End the last :meth:`worker_push_sample_index`, and return its counter.

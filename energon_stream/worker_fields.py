@@ -112,6 +112,28 @@ class AssignableUntilHeld:
         vars(made).update(num_streams=num_streams, dealt_to=dealt_to)
         return made
 
+    def of_source(self) -> Self:
+        """Return what a dataset without inputs sees, which deals samples by the numbers of workers itself."""
+        made = copy.copy(self)
+        vars(made)["_of_source"] = vars(self)["conventions"] == "energon"
+        return made
+
+    def deals(self) -> bool:
+        """Return True for a configuration of :meth:`of_source`, by Megatron-Energon's conventions.
+
+        By these, streams of a worker have one number. Raises ConfigError if there are not as many as workers.
+        """
+        given: Any = self
+        workers = given.world_size * max(1, given.num_workers)
+        if not (is_of_source := bool(vars(self).get("_of_source"))) or given.num_streams == workers:
+            return is_of_source
+        raise ConfigError(
+            f"a dataset without inputs asks for the number of its worker, but {given.num_streams} streams on "
+            f"{workers} workers of all ranks would read samples several times, or not at all",
+            hint=f"set num_streams={workers} or {STREAMS_VARIABLE}={workers}; a job that goes on needs as many "
+            "workers of all ranks as before",
+        )
+
     def hold(self) -> None:
         """Let no attribute be assigned any more, because a dataset uses the configuration."""
         vars(self)["_held"] = True

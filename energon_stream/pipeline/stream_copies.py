@@ -132,7 +132,9 @@ def copy_for_stream(dataset: Any, context: Context, places: Sequence[Place] = ()
     for number, source in enumerate(sources_of(dataset)):
         at = context.child(number) if 1 < several > number else context
         inputs.append(Input(source, at, number, places[number] if places else (None, False)))
-    memo: dict[int, Any] = {id(dataset): made, id(dataset.worker_config): dataset.worker_config}
+    config = dataset.worker_config
+    shown = config if inputs else config.of_source()
+    memo: dict[int, Any] = {id(dataset): made, id(config): shown}
     memo.update({id(source): inputs[number] for number, source in enumerate(dataset.inputs)})
 
     def copied(name: str, value: Any) -> Any:

@@ -21,7 +21,13 @@ from energon_stream import (
 )
 from energon_stream.compat.draws import WorkerRng
 from energon_stream.compat.own_datasets import SampleIndex, SavableSampleBuffer, gc_init_worker
-from energon_stream.errors import StateError, StateMismatchError, WeightsError, WorkerError
+from energon_stream.errors import (
+    ConfigError,
+    StateError,
+    StateMismatchError,
+    WeightsError,
+    WorkerError,
+)
 from energon_stream.pipeline.dataset import Operator
 from energon_stream.state import dumps, loads
 from energon_stream.testing.datasets import prepared_text_dataset
@@ -260,3 +266,40 @@ def test_counters_of_calls():
     again.restore_state(index.save_state())
     assert again.get_next() == index.get_next()
     assert gc_init_worker(0) is None
+
+
+class ByWorker(SavableDataset):
+    """Without inputs: it deals by the number of the worker, as in 7.4.1."""
+
+    def __init__(self, *, worker_config):
+        super().__init__(worker_config=worker_config)
+
+    def __iter__(self):
+        config = self.worker_config
+        yield from range(config.global_worker_id(), 80, config.world_size * max(1, config.num_workers))
+
+
+@pytest.mark.parametrize(("world", "workers"), [(2, 2), (4, 1), (1, 4)])
+def test_a_source_that_deals_by_workers_keeps_its_shares(world, workers):
+    def opened(ranks, each):
+        configs = (WorkerConfig(rank, ranks, each, conventions="energon") for rank in range(ranks))
+        return [get_savable_loader(ByWorker(worker_config=config), worker_type="main") for config in configs]
+
+    loaders = opened(2, 2)
+    found = [next(batches) for loader in loaders for batches in [iter(loader)] for _ in range(7)]
+    states = [loader.save_state_rank() for loader in loaders]
+    for loader in opened(world, workers):
+        loader.restore_state_global(states)
+        found += loader
+    assert sorted(found) == list(range(80))
+
+
+def test_a_source_that_deals_by_workers_has_no_more_streams(monkeypatch):
+    monkeypatch.setenv("ENERGON_STREAM_NUM_STREAMS", "auto")
+    config = WorkerConfig(0, 1, 2, conventions="energon")
+    with pytest.raises(ConfigError, match=r"24 streams on 2 .*ENERGON_STREAM_NUM_STREAMS=2"):
+        list(get_savable_loader(ByWorker(worker_config=config), worker_type="main"))
+    monkeypatch.setenv("ENERGON_STREAM_NUM_STREAMS", "2")  # the remedy
+    config = WorkerConfig(0, 1, 2, conventions="energon")
+    found = list(get_savable_loader(ByWorker(worker_config=config), worker_type="main"))
+    assert sorted(found) == list(range(80))
