@@ -24,7 +24,7 @@ from energon_stream.index.bad_samples import BadList, BadSample
 from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, OnWorkerHang
 from energon_stream.loader.mixture_control import MixtureReport, changed, mixture_of
 from energon_stream.loader.observe.observed import ObservedLoader
-from energon_stream.loader.position import LoaderPosition, check_streams
+from energon_stream.loader.position import LoaderPosition, check_streams, with_inputs
 from energon_stream.loader.session import InProcess
 from energon_stream.loader.workers import Workers
 from energon_stream.media import CachePool
@@ -199,7 +199,8 @@ class BasicDataLoader(ObservedLoader[T]):
             raise StateInUseError("the loader runs", hint=hint)
         check_streams(self.worker_config, self.dataset.worker_config)
         self.worker_config = self.dataset.worker_config
-        vars(self.dataset)["is_in_use"] = True
+        for dataset in with_inputs(self.dataset):  # another pipeline may have some of them
+            vars(dataset)["is_in_use"] = True
         self._meter.ask()
         self._begin_session()
         self._publish()

@@ -64,3 +64,11 @@ def check_streams(mine: WorkerConfig, those: WorkerConfig, dealt_to: int | None 
             "another loader of the same dataset restored a state with other streams, or dealt in another way",
             hint="make a dataset for each loader",
         )
+
+
+def with_inputs(dataset: SavableDataset[Any]) -> list[SavableDataset[Any]]:
+    """Return a dataset and all below it, outer ones first."""
+    found = [dataset]
+    for each in found:
+        found += each.inputs
+    return found

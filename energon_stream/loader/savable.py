@@ -25,7 +25,7 @@ from energon_stream.loader.agreements import (
 )
 from energon_stream.loader.loader import BasicDataLoader, counts_of
 from energon_stream.loader.mixture_control import check_changes, is_live, steps_of
-from energon_stream.loader.position import LoaderPosition, check_streams
+from energon_stream.loader.position import LoaderPosition, check_streams, with_inputs
 from energon_stream.loader.ranks import broadcast_states, gather_states
 from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.dataset import SavableDataset
@@ -274,7 +274,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             saved in (0, now)
             or saved % config.world_size
             or config.names_streams
-            or "is_in_use" in vars(self.dataset)
+            or any("is_in_use" in vars(dataset) for dataset in with_inputs(self.dataset))
         ):
             return now
         if any(reader.packing for _, reader in find_readers(self.dataset)):
@@ -284,10 +284,7 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def _set_config(self, config: WorkerConfig) -> None:
         """Give the datasets another configuration, inner ones first."""
-        below: list[SavableDataset[Any]] = [self.dataset]
-        for dataset in below:
-            below += dataset.inputs
-        for dataset in reversed(below):
+        for dataset in reversed(with_inputs(self.dataset)):
             dataset.set_config(config)
         self.worker_config = config
 

@@ -68,7 +68,9 @@ class SavableDataset(ABC, Generic[T_co]):
 
     def set_config(self, config: WorkerConfig) -> None:
         """Run by another configuration of the same process, with other streams; before anything is read."""
-        self.worker_config = config
+        before = self.worker_config
+        for name in [name for name, value in vars(self).items() if value is before]:  # own classes keep more
+            setattr(self, name, config)
 
     @property
     def pass_length(self) -> int:

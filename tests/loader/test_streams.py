@@ -12,8 +12,11 @@ from topologies import go_on, over_epochs
 
 from energon_stream import (
     BasicDataLoader,
+    BatchDataset,
     DefaultTaskEncoder,
+    LimitDataset,
     PlannedPacking,
+    SavableDataset,
     WorkerConfig,
     compute_costs,
     get_loader,
@@ -24,6 +27,7 @@ from energon_stream import (
 )
 from energon_stream.errors import ConfigError, StateInUseError, StateMismatchError
 from energon_stream.testing.datasets import prepared_text_dataset
+from energon_stream.testing.operator_suite import NumbersDataset
 
 VARIABLE = "ENERGON_STREAM_NUM_STREAMS"
 
@@ -253,3 +257,43 @@ def test_loaders_of_one_dataset_do_not_mix_streams(texts):
     next(iter(begun))
     with pytest.raises(StateMismatchError, match="num_streams 6 -> 1"):
         get_savable_loader(begun.dataset).restore_state_rank(state)
+
+
+def test_pipelines_that_share_a_dataset_do_not_mix_streams():
+    def numbers(streams=0):
+        return BatchDataset(NumbersDataset(40, configured(streams=streams)), 2, list)
+
+    state = get_savable_loader(numbers(6)).save_state_rank()
+    shared = numbers()
+    limited = get_savable_loader(LimitDataset(shared, 12, reset_after_epoch=True))
+    batches = over_epochs(limited)
+    found = list(islice(batches, 3))
+    with pytest.raises(StateMismatchError, match="num_streams 6 -> 1"):
+        get_savable_loader(shared).restore_state_rank(state)
+    found += islice(batches, 21)
+    assert found == taken(get_savable_loader(LimitDataset(numbers(), 12, reset_after_epoch=True)), 24)
+
+
+class Numbered(SavableDataset):
+    """Keeps the configuration under a name of its own, too."""
+
+    def __init__(self, dataset, *, worker_config):
+        super().__init__(worker_config=worker_config)
+        self.dataset, self.job = dataset, worker_config
+
+    def __iter__(self):
+        for value in self.dataset:
+            yield value, self.job.num_streams, self.job.stream_seed(1)
+
+
+def test_datasets_of_ones_own_see_the_streams_adopted():
+    def loader(streams=0, dealt_to=0):
+        config = configured(streams=streams, dealt_to=dealt_to)
+        return get_savable_loader(Numbered(NumbersDataset(90, config), worker_config=config))
+
+    whole = loader(6, 3)
+    batches = iter(whole)
+    list(islice(batches, 7))
+    resumed = loader()
+    resumed.restore_state_rank(whole.save_state_rank())
+    assert list(resumed) == list(batches)
