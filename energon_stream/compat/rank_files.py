@@ -12,7 +12,8 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 _KEY = "dataloader_state_dict"
 _HINT = "use a checkpoint that has the loader states of all data-parallel ranks"
+_READ_ONLY = "let the job write there, name a copy of the folder, or write the files with `energon-stream checkpoint redist`"
+_TRACKER = "latest_checkpointed_iteration.txt"
 _PLACES = ("iter_*", "iter_*/mp_rank_*", "energon/iter_*", "", "mp_rank_*")
 
 
@@ -57,20 +60,40 @@ def state_folders() -> list[Path]:
 def add_rank_file(config: WorkerConfig) -> None:
     """Write the file of this rank where the job had fewer ranks, with its state of that step, dealt.
 
-    Raises StateError if this cannot be for the latest step; for others, a warning says so.
+    Raises StateError if this cannot be for the step that the program loads; for others, a warning says so.
     """
-    for number, folder in enumerate(state_folders()):
+    folders = state_folders()
+    loaded = _loaded(folders)
+    for folder in folders:
         first, own = rank_file(folder, 0), rank_file(folder, config.rank)
         try:
             if config.rank < _read(first)["topology"]["world_size"] or _is_dealt(own, first, config):
                 continue
             state = dealt(folder, config)
-            with replacing(own) as temporary:
-                torch.save({_KEY: state}, temporary)
+            try:
+                with replacing(own) as temporary:
+                    torch.save({_KEY: state}, temporary)
+            except OSError as error:
+                raise StateError(
+                    f"the file of rank {config.rank} cannot be written ({error})",
+                    where=str(own),
+                    hint=_READ_ONLY,
+                ) from error
         except StateError as error:
-            if number == 0:
+            if folder == loaded:
                 raise
             _log.warning("no loader state for rank %d in %s: %s", config.rank, folder, error)
+
+
+def _loaded(folders: Sequence[Path]) -> Path | None:
+    """Return the folder of the step that Megatron's file names, not of a later one; or the latest."""
+    for folder in folders:
+        step = next((part for part in folder.parts[:-3:-1] if part.startswith("iter_")), "")
+        for parent in list(folder.parents)[:3]:
+            with suppress(OSError, ValueError):
+                if step == f"iter_{int((parent / _TRACKER).read_text()):07d}":
+                    return folder
+    return folders[0] if folders else None
 
 
 def of_this_rank(state: Any, config: WorkerConfig) -> Any:

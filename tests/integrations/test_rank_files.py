@@ -10,6 +10,7 @@ import torch
 from topologies import over_epochs
 
 from energon_stream import WorkerConfig
+from energon_stream.compat import rank_files
 from energon_stream.compat.aliased_program import STATES_VARIABLE
 from energon_stream.compat.rank_files import get_savable_loader, rank_file
 from energon_stream.errors import StateError, StateMismatchError
@@ -120,6 +121,38 @@ def test_what_cannot_be_dealt_is_named(folder, monkeypatch, caplog):
     with pytest.raises(StateMismatchError, match=r"saved on 4 data-parallel ranks.*--states FOLDER"):
         opened(0, 2).restore_state_rank(saved)
     opened(0, 4, 24).restore_state_rank(saved)
+
+
+def test_a_step_that_a_crash_left_incomplete_is_not_the_one_to_load(folder, caplog):
+    def place(step):
+        return folder / f"iter_{step:07d}"
+
+    go_on(place, 4, 0, 1, streams=24)
+    go_on(place, 4, 0, 2, streams=24)
+    for rank in (1, 2, 3):
+        rank_file(place(2), rank).unlink()
+    with pytest.raises(StateError, match="no such file"):
+        opened(4, 6)
+    (folder / "latest_checkpointed_iteration.txt").write_text("1")
+    assert go_on(place, 6, 1, 1) == EXPECTED[24:48]
+    assert "no loader state for rank 4" in caplog.text
+    (folder / "latest_checkpointed_iteration.txt").write_text("release")
+    opened(4, 6)  # step 2 is complete now
+
+
+def test_a_folder_that_cannot_be_written_is_named(folder, monkeypatch):
+    def place(step):
+        return folder / f"iter_{step:07d}"
+
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    go_on(place, 4, 0, 1, streams=24)
+    with monkeypatch.context() as patched:
+        patched.setattr(rank_files, "replacing", refused)
+        with pytest.raises(StateError, match=r"rank 4 cannot be written.*checkpoint redist"):
+            opened(4, 6)
+        assert go_on(place, 2, 1, 1) == EXPECTED[24:48]  # nothing is written for fewer ranks
 
 
 def test_our_functions_deal_as_well(tmp_path):
