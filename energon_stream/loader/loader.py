@@ -197,9 +197,11 @@ class BasicDataLoader(ObservedLoader[T]):
         if self._session is not None:
             hint = "call start() once, before the first batch, and again after shutdown()"
             raise StateInUseError("the loader runs", hint=hint)
-        check_streams(self.worker_config, self.dataset.worker_config)
+        datasets = with_inputs(self.dataset)  # another pipeline may have some of them
+        for dataset in datasets:
+            check_streams(self.worker_config, dataset.worker_config)
         self.worker_config = self.dataset.worker_config
-        for dataset in with_inputs(self.dataset):  # another pipeline may have some of them
+        for dataset in datasets:
             vars(dataset)["is_in_use"] = True
         self._meter.ask()
         self._begin_session()

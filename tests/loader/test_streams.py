@@ -272,6 +272,11 @@ def test_pipelines_that_share_a_dataset_do_not_mix_streams():
         get_savable_loader(shared).restore_state_rank(state)
     found += islice(batches, 21)
     assert found == taken(get_savable_loader(LimitDataset(numbers(), 12, reset_after_epoch=True)), 24)
+    shared = numbers()
+    limited = get_savable_loader(LimitDataset(shared, 12))  # not begun
+    get_savable_loader(shared).restore_state_rank(state)
+    with pytest.raises(StateInUseError, match="another loader"):
+        next(iter(limited))
 
 
 class Numbered(SavableDataset):
