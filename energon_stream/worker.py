@@ -263,9 +263,7 @@ class WorkerConfig(AssignableUntilHeld):
             override_local_worker_id: Number of a stream among those of this rank, to get that stream's seed.
         """
         stream = self._stream(override_local_worker_id)
-        running = (
-            self if _here.active is None else _here.active.config
-        )  # has other streams after some restores
+        running = self if _here.active is None else _here.active.config  # other streams after some restores
         return self._seed_of(running.share(stream))
 
     def global_rank(self) -> int:
@@ -275,10 +273,8 @@ class WorkerConfig(AssignableUntilHeld):
     def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
         """Return the current stream's number in the job; in 7.4.1's way, ``rank * num_workers + worker``."""
         stream = self._stream(override_local_worker_id)
-        if self.deals():
-            return self.share(stream)  # that of the job's first ranks, on other numbers of ranks too
-        if self.conventions == "own":
-            return stream
+        if self.deals() or self.conventions == "own":  # dealt as to the job's first ranks
+            return self.share(stream) if self.deals() else stream
         workers = max(1, self.num_workers)
         return stream % self.world_size * workers + stream // self.world_size % workers
 

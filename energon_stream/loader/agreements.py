@@ -13,6 +13,7 @@ from typing import Any
 
 from energon_stream.agreement import Occasion, Range
 from energon_stream.errors import ConfigError, StateMismatchError, WeightsError
+from energon_stream.loader.position import with_inputs
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.epochs import EvenDataset
 from energon_stream.pipeline.stream_runner import Rotation
@@ -88,13 +89,10 @@ def check_step(indices: Range | None, config: WorkerConfig) -> None:
 def warn_of_uneven_ends(indices: Range | None, dataset: SavableDataset[Any]) -> None:
     """Warn if ranks that end their passes together do not after this restore, amid a step of theirs."""
     (first, _), (last, _) = indices or ((0, 0), (0, 0))
-    config, below = dataset.worker_config, [dataset]
-    ranks = config.world_size
+    config, ranks = dataset.worker_config, dataset.worker_config.world_size
     if config.rank or last - first != ranks - 1 or first % ranks == 0:
         return
-    for each in below:
-        below += each.inputs
-    if dataset.pass_length or any(isinstance(each, EvenDataset) for each in below):
+    if dataset.pass_length or any(isinstance(each, EvenDataset) for each in with_inputs(dataset)):
         _log.warning(
             "the state is of %d batches, which is no multiple of %d ranks: %d of them get one batch more than the others "
             "in the pass under way. If ranks wait for each other at its end, restore the state of a multiple, or use "
@@ -111,10 +109,8 @@ def code_digest(dataset: SavableDataset[Any]) -> str:
     It covers all methods of these classes, and functions in their attributes, such as those of cookers, but
     neither values that are no code nor the library's own classes.
     """
-    found, below = hashlib.blake2b(digest_size=8), [dataset]
-    seen: set[int] = set()
-    for each in below:
-        below += each.inputs
+    found, seen = hashlib.blake2b(digest_size=8), set[int]()
+    for each in with_inputs(dataset):
         for value in vars(each).values():
             if callable(value):
                 for text in _texts(value, seen):

@@ -68,16 +68,12 @@ class SavableDataset(ABC, Generic[T_co]):
 
     def set_config(self, config: WorkerConfig) -> None:
         """Run by another configuration of the same process, with other streams; before anything is read."""
-        before = self.worker_config
-        for name in [name for name, value in vars(self).items() if value is before]:  # own classes keep more
-            setattr(self, name, config)
+        names = [name for name, value in vars(self).items() if value is self.worker_config]
+        vars(self).update(dict.fromkeys(names, config))
 
     @property
     def pass_length(self) -> int:
-        """Elements of one pass of the whole job, where passes follow each other without a gap; else 0.
-
-        Virtual epochs do. Workers then read on into the next pass, and the rotation of the streams goes on.
-        """
+        """Elements of one pass of a job whose workers read on into the next, as in virtual epochs; else 0."""
         return 0
 
     @abstractmethod
