@@ -53,7 +53,7 @@ lint: $(VENV)/installed
 unit: $(VENV)/installed
 	$(BIN)/python -m compileall -q energon_stream tests
 	$(BIN)/python localstack/run.py --install-only
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist worksteal $(PROFILE)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 4 --dist worksteal $(PROFILE)
 
 bench: $(VENV)/installed
 	$(PIP) -e '.[bench]'

@@ -383,6 +383,7 @@ def test_without_lightning_the_error_names_the_extra(run):
     assert run("-c", MISSING) == "True run `pip install 'energon-stream[lightning]'`\n"
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("options", [(), ("--sharded",)])
 def test_the_example_goes_on_after_kills_with_other_ranks(run, data, tmp_path, options):
     """Also from checkpoints of torch.distributed.checkpoint."""

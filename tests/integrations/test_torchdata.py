@@ -92,6 +92,8 @@ def test_resuming_goes_on_with_the_next_batch_wherever_it_was_saved(data, expect
         assert [keys(again) for _ in rest] == rest, (epoch, given)
 
 
+# torchdata's mappers join their thread when they are collected, which may be in that thread.
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["alone", "prefetched", "mapped in threads"])
 def test_states_go_on_after_resuming_at_the_end_of_an_epoch(data, expected, name):
     """torchdata's own Loader would save the state of that end from then on."""
@@ -102,7 +104,7 @@ def test_states_go_on_after_resuming_at_the_end_of_an_epoch(data, expected, name
         state, root = root.state_dict(), nodes.Loader(graph(LoaderNode(make_loader(data))))
         root.load_state_dict(state)
         assert keys(islice(root, 1)) == expected[1][given : given + 1]
-    if name != "mapped in threads":  # which may have read to the end: then the next pass begins
+    if name == "alone":  # threads may have read to the end: then the next pass begins
         assert keys(root) == expected[1]
 
 
