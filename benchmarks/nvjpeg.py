@@ -82,7 +82,7 @@ def wait() -> None:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this session's processes and of those that they awaited."""
+    """Return the CPU time of this process, its workers, and the processes that ended before."""
     ticks = 0
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended

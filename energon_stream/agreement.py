@@ -43,22 +43,23 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Occasion:
-    """What the ranks do together.
+    """Something that the ranks do together.
 
     Attributes:
-        doing: The same in a word, after "cannot".
+        doing: The verb that names it in errors, after "cannot".
         error: Class of the error where ranks differ, or do not come.
-        cure: Advice for what differs, other than that in ``cures`` by name.
+        cure: Advice where ranks differ in something that ``cures`` does not name.
+        cures: Advice by the name of what differs.
+        key: Tells agreements apart that not all ranks may take part in.
+        seconds: Time after which missing ranks are errors. None: as the environment says.
     """
 
     doing: str
     error: type[EnergonStreamError]
     cure: str
     cures: Mapping[str, str] = field(default_factory=dict)
-    key: str = ""  # tells agreements that not all ranks may take part in
-    seconds: float | None = (
-        None  # for which ranks wait, whatever the environment says; then missing ranks are errors
-    )
+    key: str = ""
+    seconds: float | None = None
 
 
 def waits() -> tuple[float, bool]:
@@ -91,11 +92,11 @@ def agree(
     """Raise the same error on all ranks if one has a problem, or has something else than the others.
 
     Args:
-        occasion: What they do.
-        config: Those of which data-parallel group.
-        problem: The error of this rank, which it raises itself where nobody answers.
-        has: What must be equal on all ranks, by its name in errors. Values that begin with ``#`` are hashes.
-        at: A number.
+        occasion: The call that the ranks make together.
+        config: The configuration of this rank, which names the data-parallel group.
+        problem: The error of this rank, or None. Where no other rank answers, this rank raises it.
+        has: Values that must be equal on all ranks, by their names in errors. ``#`` begins a hash.
+        at: A number of this rank, such as that of its next batch in the job, or None.
 
     Returns:
         The smallest and the largest number, each with its rank; None if no rank gave one.

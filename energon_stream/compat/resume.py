@@ -9,7 +9,7 @@ from typing import Any, Self
 
 @dataclass
 class ResumeMetadata:
-    """What Megatron-Energon keeps beside a state. Here a state has the identities of its datasets itself."""
+    """Metadata that Megatron-Energon keeps beside a state. Here the state itself identifies its datasets."""
 
     version: int = 1
     root: dict[str, Any] = field(default_factory=dict)

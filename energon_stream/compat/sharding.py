@@ -61,7 +61,7 @@ class Sharder:
     def slice_workers(
         cls, total_samples: int, worker_config: WorkerConfig, **options: Any
     ) -> Sequence[Sequence[int]]:
-        """Return the slices of one file; ``options`` are those of :meth:`shard_workers`."""
+        """Return the slices of one file; :meth:`shard_workers` has the ``options``."""
         whole = ShardInfo(name="", path=EPath("."), count=total_samples)
         return cls.shard_workers([whole], worker_config, **options)
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch.utils.data import IterableDataset
 
 from energon_stream.imports import of_extra
+from energon_stream.integrations.batch_puller import is_endless
 from energon_stream.integrations.labelled import labelled_loader
 from energon_stream.loader import SavableDataLoader
 
@@ -23,10 +24,9 @@ class _Batches:
 
     def __len__(self) -> int:
         """Return the batches of a pass. Raises TypeError if there is no end."""
-        dataset = self.loader.dataset
-        if any(dataset.len_stream(stream) is None for stream in dataset.worker_config.streams):
+        if is_endless(self.loader.dataset):
             raise TypeError("an endless dataset has no length; give max_steps")
-        return dataset.len_rank()
+        return self.loader.dataset.len_rank()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch, with an entry for each stream of this rank."""

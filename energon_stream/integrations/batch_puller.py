@@ -102,8 +102,12 @@ def epoch_length(dataset: SavableDataset[Any]) -> int | None:
     """
     if dataset.pass_length:
         return dataset.len_rank()
-    lengths = [dataset.len_stream(stream) for stream in dataset.worker_config.streams]
-    return max(1, dataset.nominal_length()) if None in lengths else None
+    return max(1, dataset.nominal_length()) if is_endless(dataset) else None
+
+
+def is_endless(dataset: SavableDataset[Any]) -> bool:
+    """Return True if the passes of a stream of this rank have no end."""
+    return any(dataset.len_stream(stream) is None for stream in dataset.worker_config.streams)
 
 
 def of_all_ranks(state_dict: Mapping[str, Any], config: WorkerConfig) -> dict[str, Any]:

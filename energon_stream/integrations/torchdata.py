@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_stream.errors import StateInUseError
 from energon_stream.imports import of_extra
+from energon_stream.integrations.batch_puller import is_endless
 
 if TYPE_CHECKING:
     from energon_stream.loader import SavableDataLoader
@@ -73,8 +74,7 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
             # At the end, torchdata's Loader would go on, but its states would stay that of the end.
             self._begin = self._loader.state_dict()
         elif self._begin != self._loader.state_dict():
-            dataset, streams = self._loader.dataset, self._loader.worker_config.streams
-            if any(dataset.len_stream(stream) is None for stream in streams):
+            if is_endless(self._loader.dataset):
                 raise StateInUseError(
                     "an endless dataset cannot begin anew",
                     hint="iterate it once, or give it epochs with virtual_epoch_length",

@@ -117,9 +117,8 @@ class ReplicaLoader(Generic[T]):
             self._loader.close()
             self._loader = self._loader if self._dealt == dealt else self._open(*dealt)
             self._dealt = dealt
-            with (
-                self._loader.alone()
-            ):  # the groups have agreed, and processes of one may differ in failed steps
+            # The groups have agreed, and processes of one may differ in failed steps.
+            with self._loader.alone():
                 if agreed.state is None:
                     self._loader.restore_state_rank(None)
                 else:

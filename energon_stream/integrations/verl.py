@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from energon_stream.atomic_files import replacing
 from energon_stream.errors import ConfigError, StateError, StateMismatchError
+from energon_stream.integrations.batch_puller import is_endless
 from energon_stream.loader import SavableDataLoader, get_savable_loader
 from energon_stream.pipeline import SavableDataset
 
@@ -57,8 +58,7 @@ class VerlRows(Dataset[Any]):
             self._rows = opened
             self._length = min(max_samples if max_samples >= 0 else _ENDLESS, len(opened))
             return
-        lengths = [opened.len_stream(stream) for stream in opened.worker_config.streams]
-        self._length = _ENDLESS if None in lengths else opened.len_rank()
+        self._length = _ENDLESS if is_endless(opened) else opened.len_rank()
         self._loader = get_savable_loader(opened)
         self._batches: Iterator[Any] | None = None
         self._next = 0  # the row that follows

@@ -1,4 +1,4 @@
-"""What the loaders of all ranks must have in common, and when they compare it."""
+"""Values that the loaders of all ranks must have in common, and the calls that compare them."""
 
 from __future__ import annotations
 

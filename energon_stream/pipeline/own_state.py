@@ -56,9 +56,8 @@ def pack(value: Any, inputs: Sequence[Place], where: str) -> State:
             number, place = value["input"], value["place"]
             is_now = number < len(inputs) and place == inputs[number]
             return {"input": number} if is_now else {"input": number, "place": list(place)}
-        entries = (
-            [[packed(key), packed(entry)] for key, entry in value.items()] if isinstance(value, dict) else []
-        )
+        items = value.items() if isinstance(value, dict) else ()
+        entries = [[packed(key), packed(entry)] for key, entry in items]
         for name, collection in _DICTS.items():
             if kind is collection or (collection is dict and kind.__name__ == "FlexState"):
                 return {name: entries}
