@@ -114,6 +114,9 @@ def _options(data: DataDescription, segment: Segment) -> dict[str, Any]:
     if data.packing is not None:
         found |= {f"pack_{name}": data.packing[name] for name in _PACKING}
         found["global_batch_size"] = data.packing["step"]
+        if kinds := data.packing.get("kinds"):
+            found["pack_capacity"] = {name: room for name, room, _ in kinds if room is not None}
+            found["pack_load"] = {name: load for name, _, load in kinds}
     return found
 
 

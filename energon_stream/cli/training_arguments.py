@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -65,11 +66,31 @@ training_options = option_group(
 training_arguments = option_group(training_options, option("--rank", type=NUMBER, default=0))
 """The same, for a rank. Give their values to :func:`find_training`."""
 
+
+def _of_costs(name: str, metavar: str, parse: Callable[[str], Any] = str) -> Callable[[Any], Any]:
+    """Return an option of planned packs that has one value, or values by the names of several costs."""
+
+    def merged(ctx: click.Context, given: click.Parameter, values: tuple[str, ...]) -> Any:
+        pairs = [value.rpartition("=") for value in values]
+        if len(pairs) < 2 and not any(equals for _, equals, _ in pairs):
+            return parse(values[0]) if values else None
+        found = {
+            key if equals or name != "--pack-cost" else value: parse(value) for key, equals, value in pairs
+        }
+        if "" in found or len(found) < len(pairs):
+            raise click.BadParameter(
+                "give each of several values the name of its cost: NAME=VALUE", ctx, given
+            )
+        return found
+
+    return option(name, multiple=True, callback=merged, metavar=metavar)
+
+
 packing_options = option_group(
-    option("--pack-cost", metavar="NAME"),
-    option("--pack-capacity", type=COUNT),
+    _of_costs("--pack-cost", "[NAME=]COST"),
+    _of_costs("--pack-capacity", "[NAME=]COUNT", lambda text: COUNT.convert(text, None, None)),
     option("--pack-window", type=COUNT),
-    option("--pack-load", type=click.Choice(["quadratic", "linear"])),
+    _of_costs("--pack-load", "[NAME=]quadratic|linear"),
     option("--pack-overlong", type=click.Choice(["error", "drop", "split"])),
     option("--global-batch-size", type=COUNT),
 )

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from packed import ORDER, SAMPLES, opened, taken, tokens, write
 
-from energon_stream import PlannedPacking, WorkerConfig, compute_costs
+from energon_stream import PlannedPacking, WorkerConfig, compute_costs, get_savable_loader
 from energon_stream.cli.main import main
 from energon_stream.tools.simulate import forecast
 
@@ -76,6 +76,87 @@ def test_plan_prints_the_balance(folder):
     )
     told = CliRunner().invoke(main, ["plan", folder, *options, "--json"], catch_exceptions=False)
     assert json.loads(told.stdout)["balance"]["load"]["heaviest"] == pytest.approx(expected[2])
+
+
+TWO = {
+    "cost": {"text": "tokens", "vision": "patches"},
+    "capacity": {"text": 100, "vision": 200},
+    "load": {"text": "quadratic", "vision": "linear"},
+}
+JOB = ["--batch-size", "1", "--num-workers", "0", "--num-streams", "4", "--world-size", "4"]
+JOB += ["--shuffle-buffer-size", "20", "--max-samples-per-sequence", "8"]
+
+
+def words_of(packing):
+    """Options of a command for several costs."""
+    return [
+        word
+        for option, values in packing.items()
+        for name, value in values.items()
+        for word in (f"--pack-{option}", f"{name}={value}")
+    ]
+
+
+def asked(*words):
+    return CliRunner().invoke(main, [*map(str, words)])
+
+
+def test_a_command_takes_several_costs(folder):
+    done = asked("plan", folder, "--steps", 12, *JOB, *words_of(TWO), "--pack-window", 2, "--json")
+    found = json.loads(done.stdout)["balance"]
+    expected = dict(zip(TWO["cost"], delivered(folder, 4, overlong="error", **TWO), strict=True))
+    assert {name: tuple(each.values()) for name, each in found.items()} == {
+        name: pytest.approx(each) for name, each in expected.items()
+    }
+
+
+def test_costs_without_names_have_their_own(folder):
+    sizes = ["--pack-capacity", "tokens=100", "--pack-capacity", "patches=0.2k"]
+    done = asked(
+        "plan", folder, "--steps", 12, *JOB, "--pack-cost", "tokens", "--pack-cost", "patches", *sizes
+    )
+    assert "Balance of tokens over 4 ranks" in done.stdout
+    assert "Balance of patches over 4 ranks" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--pack-capacity", "100", "--pack-capacity", "200"], "NAME=VALUE"),
+        (["--pack-capacity", "text=100", "--pack-capacity", "text=200"], "NAME=VALUE"),
+        (["--pack-capacity", "text=many"], "not a count"),
+        (["--pack-capacity", "tokens=100"], "Give 'text' in capacity"),
+        (["--pack-capacity", "text=100", "--pack-load", "text=linear"], "Give 'text' and 'vision' in load"),
+        (["--pack-capacity", "text=100", "--pack-load", "cubic"], "oad is 'cubic'"),
+        (["--pack-capacity", "text=100", "--pack-overlong", "split"], "several costs divide"),
+    ],
+)
+def test_several_costs_that_do_not_fit_are_refused(folder, words, told):
+    costs = ["--pack-cost", "text=tokens", "--pack-cost", "vision=patches"]
+    done = asked("plan", folder, "--steps", 12, *JOB, *costs, *words)
+    assert done.exit_code
+    assert told in done.output
+
+
+def test_a_recorded_run_has_its_several_costs_but_their_names(folder, tmp_path):
+    dataset = opened(folder, 0, 1, overlong="error", **TWO)
+    with get_savable_loader(dataset, run=tmp_path / "run") as loader:
+        next(iter(loader))
+    by_hand = [
+        *JOB[:2],
+        "--num-workers",
+        "4",
+        *JOB[8:],
+        *words_of(TWO),
+        "--pack-window",
+        "2",
+        "--steps",
+        "12",
+        "--json",
+    ]
+    costs = words_of({"cost": TWO["cost"]})
+    recorded = asked("plan", "--run", tmp_path / "run", *costs, "--steps", "12", "--json")
+    assert recorded.stdout == asked("plan", folder, *by_hand).stdout
 
 
 def test_nothing_is_said_without_planned_packs(folder):
