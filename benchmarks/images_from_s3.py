@@ -152,7 +152,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         environment["PYTHONPATH"] = spec["checkout"]
     before = of_server()
     with tempfile.TemporaryDirectory() as cache:
-        environment["ENERGON_STREAM_CACHE_DIR"] = cache
+        environment["XDG_CACHE_HOME"] = cache  # of small files; the limit keeps no bytes on the disk
         command = [sys.executable, __file__, "--spec", json.dumps(spec)]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ended.returncode:

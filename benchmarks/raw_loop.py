@@ -10,11 +10,14 @@ from collections.abc import Iterator
 BLOCK = 4 << 20
 
 
-def run(endpoint: str, bucket: str, prefix: str, epochs: int, in_flight: int) -> dict[str, object]:
+def run(
+    endpoint: str, bucket: str, prefix: str, epochs: int, in_flight: int, ahead: bool = True
+) -> dict[str, object]:
     """Read every tar below ``prefix`` ``epochs`` times with obstore's sync API from ``in_flight`` threads.
 
     One listing, then 4 MiB ranges in order. As in a loader, the next epoch's ranges are asked for while this
-    epoch's last ones are under way, also in the last epoch (whose surplus is not counted).
+    epoch's last ones are under way, also in the last epoch (whose surplus is not counted), unless ``ahead``
+    is False.
     """
     import obstore
     from obstore.store import S3Store
@@ -35,7 +38,8 @@ def run(endpoint: str, bucket: str, prefix: str, epochs: int, in_flight: int) ->
         for start in range(0, m["size"], BLOCK)
     ]
     total = sum(m["size"] for m in tars)
-    todo: Iterator[tuple[str, int, int]] = itertools.cycle(ranges)
+    asked = itertools.cycle(ranges) if ahead else itertools.chain.from_iterable([ranges] * epochs)
+    todo: Iterator[tuple[str, int, int]] = iter(asked)
     lock, done = threading.Lock(), threading.Event()
     received = 0
     first: float | None = None
@@ -45,7 +49,10 @@ def run(endpoint: str, bucket: str, prefix: str, epochs: int, in_flight: int) ->
         nonlocal received, first
         while not done.is_set():
             with lock:
-                path, start, end = next(todo)
+                block = next(todo, None)
+            if block is None:
+                return
+            path, start, end = block
             body = obstore.get_range(store, path, start=start, end=end)
             with lock:
                 received += len(body)

@@ -22,7 +22,19 @@ def image(data: bytes):
     import torch
     from PIL import Image
 
-    return torch.from_numpy(np.array(Image.open(io.BytesIO(data)).convert("RGB")))
+    opened = Image.open(io.BytesIO(data))
+    return torch.from_numpy(np.array(opened if opened.mode == "RGB" else opened.convert("RGB")))
+
+
+def import_decoder() -> None:
+    """Import all that ``image`` uses, which is no part of a run."""
+    import io
+
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "JPEG")
+    image(file.getvalue())
 
 
 def collate_images(samples: list, stack=None) -> dict:
@@ -38,7 +50,10 @@ def collate_as(spec: dict, stack=None):
 
     ``stack`` is what the library itself stacks tensors with; None for ``torch.stack``.
     """
-    return partial(collate_images, stack=stack) if spec.get("decode") else collate
+    if not spec.get("decode"):
+        return collate
+    import_decoder()
+    return partial(collate_images, stack=stack)
 
 
 def passes(loader, repeat: bool):

@@ -15,7 +15,7 @@ from energon_stream.cache.block_reader import BlockReader, OpenBlocks, join_chun
 from energon_stream.cache.block_writer import BlockWriter
 from energon_stream.cache.config import CacheConfig
 from energon_stream.cache.directory import CacheDirectory
-from energon_stream.cache.download import READ_OVER, Download, Get
+from energon_stream.cache.download import Download, Get, to_fetch
 from energon_stream.cache.identity import ObjectIdentity, ObjectPlace, clean_url, root_name
 from energon_stream.cache.ledger import CacheLimits
 from energon_stream.cache.locks import has_locks
@@ -201,7 +201,7 @@ class BlockCache:
         writer, reader = self._open()
         writer.mark(identity.root)
         chunks, gaps = reader.find(place, start, stop)
-        gaps = merge_spans(gaps, READ_OVER)
+        gaps = to_fetch(gaps)
         chunks = [chunk for chunk in chunks if not any(first <= chunk.start < last for first, last in gaps)]
         download = self._download(place, gaps, get, wait)
         fetched = download.fetched_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -16,7 +16,20 @@ from energon_stream.cache.records import Span, merge_spans, outside
 Get: TypeAlias = Callable[[int, int], memoryview]
 """Fetches bytes ``start`` to ``stop`` of an object: all of them, or it raises."""
 
-READ_OVER = 32 << 10  # cached bytes between gaps that are fetched again: two requests cost more than one
+_READ_OVER = 32 << 10  # cached bytes between gaps that are fetched again: two requests cost more than one
+_READ_OVER_SHARE = 16  # part of the missing bytes that are fetched again, if that is more
+
+
+def to_fetch(gaps: Iterable[Span]) -> list[Span]:
+    """Merge the gaps of one read that are worth one request. Else each would be a round trip of its own.
+
+    Example:
+        >>> to_fetch([(0, 1_000_000), (1_090_000, 2_000_000)])
+        [(0, 2000000)]
+    """
+    missing = merge_spans(gaps)
+    size = sum(stop - start for start, stop in missing)
+    return merge_spans(missing, max(_READ_OVER, size // _READ_OVER_SHARE))
 
 
 @dataclass(slots=True)
@@ -82,7 +95,7 @@ class Download:
                     mine.append(claim)
                 else:
                     busy += claim.gaps
-            missing = merge_spans(missing, READ_OVER)
+            missing = to_fetch(missing)
             for start, stop in missing:
                 data = self._fetch(start, stop)
                 for claim in mine:

@@ -36,6 +36,20 @@ def test_exactly_what_is_missing_is_fetched(cache, origin):
     assert origin.asked == [(2 * BLOCK, last), (last + LINE, len(origin.data))]
 
 
+def test_one_request_for_gaps_that_are_large_beside_what_is_there(cache, origin):
+    """A gap costs a round trip. Cached bytes above a sixteenth of what is missing are not read again."""
+    size = len(origin.data)
+    origin.read(cache, 100_000, 140_000)
+    origin.asked.clear()
+    origin.read(cache)
+    assert origin.asked == [(0, size)]
+    other = Origin(size, seed=1, path="other.tar")
+    other.read(cache, 100_000, 100_000 + size // 8)
+    other.asked.clear()
+    other.read(cache)
+    assert other.asked == [(0, 100_000), (100_000 + size // 8, size)]
+
+
 def test_one_request_for_what_lies_in_several_blocks(cache, origin):
     origin.read(cache)
     assert origin.asked == [(0, len(origin.data))]
