@@ -355,7 +355,7 @@ class CostsError(DatasetError):
 
 
 class MissingCostsError(CostsError):
-    """A dataset has no costs of this name, or is of a kind that has none."""
+    """A dataset has no costs of this name, or its kind has no costs."""
 
 
 class EmptyDatasetError(DatasetError):

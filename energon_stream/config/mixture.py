@@ -162,7 +162,7 @@ class Mixture:
         return self._loaded(self._dataset(plan))
 
     def train_datasets(self, repeat: bool = True) -> list[LoadedDataset]:
-        """Return the datasets one by one, for task encoders that blend them. Datasets with weights repeat.
+        """Return the datasets one by one, for task encoders that blend them. Those with weights repeat.
         Those with repetitions end after them, and weigh as many samples. With Megatron-Energon's conventions
         they have one pass and no weight, and the task encoder repeats them.
         """

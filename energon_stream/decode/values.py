@@ -12,10 +12,10 @@ from energon_stream.errors import DecodeError
 
 @dataclass(frozen=True, slots=True)
 class ValueDecoder(FileStoreDecoder):
-    """Leaves parts as they are, but for Arrow's values, and those that have an extension."""
+    """Decodes Arrow's values and parts that have an extension, and leaves other parts unchanged."""
 
     extensions: Mapping[str, str] = field(default_factory=dict)  # by part
-    decoder: SampleDecoder | None = None  # decodes those
+    decoder: SampleDecoder | None = None  # decodes the parts in ``extensions``
 
     def decode(self, fname: str, data: Any) -> Any:
         try:

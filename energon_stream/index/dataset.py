@@ -172,8 +172,8 @@ def identity(index: DatasetIndex, shards: int) -> dict[str, Any]:
 
 
 def dataset_kind(url: str) -> str:
-    """Return the kind of dataset that a path names, by its name alone: ``webdataset`` (a folder), ``tars``,
-    ``metadataset``, or the name of a file's format. No request is made.
+    """Return the kind of dataset that a path names, without a request: ``webdataset`` (a folder), ``tars``,
+    ``metadataset``, or the name of a file's format.
 
     Example:
         >>> [dataset_kind(path) for path in ("captions", "mix.yaml", "lines.jsonl", "tars/{0..3}.tar")]

@@ -128,7 +128,7 @@ class FileFormat(ABC):
     def places(self, store: Store, path: str, file: OpenedFile, first: int, last: int) -> Int64Array:
         """Return the first byte of each of some samples, and the byte after it: ``int64 [last - first, 2]``.
 
-        Store and path are those of the file that says so.
+        Store and path are of the file that holds these places.
         """
         raise NotImplementedError
 
@@ -150,7 +150,7 @@ class FileFormat(ABC):
         return version == file.version
 
     def prepare(self, place: FilePlace) -> None:  # noqa: B027 (not all formats need this)
-        """Write the file that says where samples are, if that is another one that can be made."""
+        """Write the separate file that says where samples are, if the format has one."""
 
     def locator(self, leaf: int, index: Any, offsets: Any, selection: Any) -> Any:
         """Return a locator in place of the usual one, which calls :meth:`places` and :meth:`cut`."""

@@ -60,7 +60,7 @@ class MeasuredBlendDataset(BlendDataset[Any]):
         *dataset_weights: Pairs of dataset and weight.
         size_fn: Returns the size of an element, a number from 0 on.
         unit: Name of what it counts.
-        alpha: Larger than 1 prefers those that are far behind; 0 draws by the weights alone.
+        alpha: Larger than 1 prefers datasets that are far behind; 0 draws by the weights alone.
         epsilon: Above 0. Larger is more random.
         worker_config: Must agree with the inner datasets', if given.
     """

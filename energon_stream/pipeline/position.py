@@ -30,7 +30,7 @@ class Position:
 
     @classmethod
     def of(cls, dataset: Any) -> Position:
-        """Return a dataset's position. Raises WorkerError if it has none, as where a loader iterates."""
+        """Return a dataset's position. Raises WorkerError without one, as where a loader iterates."""
         found: Position | None = vars(dataset).get(_NAME)
         if found is None and not is_activated():
             raise WorkerError(

@@ -174,7 +174,7 @@ def _batches(saved: Any, stream: str) -> int | None:
 
 
 def peek_streams(state: Any) -> tuple[int, int]:
-    """Return ``num_streams`` and ``dealt_to`` of a state that is not checked; 0 and 1 if it has none."""
+    """Return ``num_streams`` and ``dealt_to`` of a state that is not checked; 0 and 1 by default."""
     found = loads(bytes(state)) if isinstance(state, (bytes, bytearray)) else state
     streams, dealt_to = 0, 1
     if isinstance(found, Mapping):

@@ -45,8 +45,8 @@ class _PoolRun(RequestRun[_PoolTask], AttemptListener):
         return self.task.size if self.is_second else 0
 
     def begin(self) -> None:
-        """Begin an attempt; after a back-off, wait for a slot. Raises AnswerUnwanted if another run was
-        faster, or the answer was abandoned, and CancelledError if the pool was closed during the back-off.
+        """Begin an attempt; after a back-off, wait for a slot. Raises AnswerUnwanted for a request that
+        another run answered, or that was abandoned. Raises CancelledError for a pool that was closed.
         """
         pool, task = self._pool, self.task
         self.is_reading = False
