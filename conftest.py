@@ -12,6 +12,7 @@ first line, a comment, names.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import logging
 import multiprocessing.forkserver
@@ -50,8 +51,32 @@ ROOT = Path(__file__).parent
 logging.getLogger().addHandler(logging.NullHandler())
 
 
+IMPORTED = (
+    "lightning.pytorch",
+    "transformers.trainer",
+    "accelerate",
+    "torchdata.nodes",
+    "matplotlib.figure",
+    "textual.app",
+    "pyarrow.parquet",
+    "s3fs",
+    "boto3",
+    "av",
+    "webdataset",
+    "starlette.applications",
+    "sybil",
+    "energon_stream.tools.top.screen",
+)
+"""What test modules import, and takes longest to import."""
+
+
+@functools.cache
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
 def _has_torchvision() -> bool:
-    if importlib.util.find_spec("torchvision") is None:
+    if not _is_there("torchvision"):
         return False
     try:
         import torchvision  # noqa: F401
@@ -63,7 +88,7 @@ def _has_torchvision() -> bool:
 # Doctests import their modules. `make docs` runs the first elsewhere. The second makes its process ignore
 # SIGTERM, and all programs that it starts.
 collect_ignore = ["docs/tools", "energon_stream/loader/fork_server.py"]
-if importlib.util.find_spec("torchtitan") is None:  # `make frameworks` tests it
+if not _is_there("torchtitan"):  # `make frameworks` tests it
     collect_ignore += ["energon_stream/integrations/torchtitan.py"]
 if not _has_torchvision():  # `make transforms` runs these
     collect_ignore += [f"energon_stream/transforms/{name}.py" for name in ("mappers", "merge")]
@@ -143,10 +168,19 @@ def files_in(folder: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Import no module of the library that has no examples."""
+    is_module = collection_path.suffix == ".py" and ROOT / "energon_stream" in collection_path.parents
+    return True if is_module and ">>> " not in collection_path.read_text() else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the server of child processes that the processes of pytest-xdist share."""
+    """Start the server of child processes that the processes of pytest-xdist share, and let these be forks of
+    a process that has imported what test modules import.
+    """
     if config.getoption("numprocesses", None):
-        children.launcher()
+        python = children.interpreter(*filter(_is_there, IMPORTED))
+        config.option.tx = [f"popen//python={python}"] * len(config.option.tx)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -257,7 +291,7 @@ class Skips(SkipParser):
 
     def __call__(self, document: Document) -> Iterator[Region]:
         packages = {"mosaicml-streaming": "streaming", "litdata": "litdata", "datasets": "datasets"}
-        here = [name for name, module in packages.items() if importlib.util.find_spec(module) is not None]
+        here = [name for name, module in packages.items() if _is_there(module)]
         runs = [("next", f'"needs the package {name}"') for name in here]
         for region in super().__call__(document):
             if region.parsed not in runs:

@@ -388,9 +388,8 @@ def test_many_small_row_groups_take_linear_work(tmp_path):
 
 
 def test_memory_of_footers_and_row_groups_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet_format, "_FEWEST_FOOTERS", 2)
-    monkeypatch.setattr(parquet_format, "_FOOTER_BYTES", 0)
-    monkeypatch.setattr(parquet_format, "_KEPT_BYTES", 20_000)
+    for name, limit in {"_FEWEST_FOOTERS": 2, "_FOOTER_BYTES": 0, "_KEPT_BYTES": 20_000}.items():
+        monkeypatch.setattr(parquet_format, name, limit)
     folder, rows = folder_of(tmp_path, 6)
     prepare_dataset(str(folder), split_ratio=(1, 0, 0))
     dataset, most = iter(train(folder, repeat=False)), 0

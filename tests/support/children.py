@@ -80,6 +80,8 @@ STARTUP_VARIABLES = (
 
 _SERVER = "CHILDREN_SERVER"  # path of the server's socket
 _FINALIZE = "CHILDREN_FINALIZE"
+_OUTER = "CHILDREN_OUTER"  # the server of a process that is itself a fork of another one
+_LARGE = "CHILDREN_LARGE"  # path and modules of the server that has imported more
 _HEADER = struct.Struct("!I")
 _STARTED = struct.Struct("!I")
 _ENDED = struct.Struct("!i")
@@ -345,6 +347,22 @@ def launcher() -> str:
     return server.launcher
 
 
+def interpreter(*preload: str) -> str:
+    """Path of a program that behaves as ``python``, and has imported more modules.
+
+    It is not for what tests start, but for processes of tests: ``sys.executable`` is an interpreter there.
+    """
+    launcher()  # whose server is that of the new process
+    server = _server(preload)
+    os.environ[_LARGE] = " ".join((server.address, *preload))
+    program = Path(server.launcher + "-tests")
+    program.write_text(
+        f'#!/bin/sh\n{_OUTER}=${_SERVER} {_SERVER}={server.address} exec {server.launcher} "$@"\n'
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
 @contextlib.contextmanager
 def starting_processes() -> Iterator[None]:
     """Let ``spawn`` and ``forkserver`` of multiprocessing start forks of the server."""
@@ -430,8 +448,10 @@ def _server(preload: tuple[str, ...] = ()) -> _Server:
     key = (os.getpid(), preload)
     with _starting:
         if key not in _servers:
-            is_there = is_shared() and not preload
-            _servers[key] = _Server(os.environ[_SERVER]) if is_there else _OwnServer(preload)
+            large, *modules = os.environ.get(_LARGE, "").split(" ")
+            address = large if preload and {*preload} <= {*modules} else os.environ.get(_SERVER, "")
+            is_there = os.path.exists(address) and (not preload or address == large)
+            _servers[key] = _Server(address) if is_there else _OwnServer(preload)
         return _servers[key]
 
 
@@ -538,6 +558,9 @@ _imported: list[weakref.finalize[..., Any]] = []  # finalizers of what the serve
 def _become(request: dict[str, Any], path: list[str], executable: str) -> None:
     """Turn a fork of the server into what a fresh interpreter is; runs the program."""
     os.setpgid(0, 0)
+    if outer := request["env"].pop(_OUTER, None):
+        request["env"][_SERVER] = outer
+        executable = sys.executable
     sys.executable = executable
     multiprocessing.set_executable(executable)
     signal.set_wakeup_fd(-1)
