@@ -54,7 +54,7 @@ SKIPPED = {
     ],
     "docs/migration/litdata.md": ["needs the package litdata"],
     "docs/migration/mosaicml-streaming.md": ["needs the package mosaicml-streaming"],
-    "docs/start/install.md": ["installs"] * 4,
+    "docs/start/install.md": ["installs"] * 3,
     "docs/recipes/cc12m.md": ["downloads for days"],
     "docs/recipes/clusters.md": ["needs a clone of the repository"],
     "docs/recipes/finevideo.md": ["downloads 600 GB, and asks for a login"],
