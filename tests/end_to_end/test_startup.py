@@ -74,10 +74,10 @@ def root(tmp_path_factory):
             payload_bytes=40_000 if bucket == "d40" else 500,
         )
         names = [f"data-{number:06d}.tar" for number in range(shards)]
-        split = dump_yaml({"split_parts": {"train": names}, "exclude": []})
+        split = {"split_parts": {"train": names}, "exclude": []}
         meta = folder / ".nv-meta"
         (meta / ".info.json").write_bytes(encode_info(dict.fromkeys(names, per_shard)))
-        (meta / "split.yaml").write_bytes(split if listed else encode_split({"train": names}))
+        (meta / "split.yaml").write_bytes(dump_yaml(split) if listed else encode_split({"train": names}))
         (meta / "dataset.yaml").write_bytes(dump_yaml(CRUDE_YAML))
     return root
 

@@ -11,6 +11,7 @@ import torch
 L = pytest.importorskip("lightning.pytorch", reason="no Lightning (the extra 'lightning')")
 
 from framework_examples import TEN_KILLS, Example  # noqa: E402
+from repetitions import is_nightly  # noqa: E402
 
 from energon_stream import (  # noqa: E402
     DefaultTaskEncoder,
@@ -187,12 +188,17 @@ def test_resuming_goes_on_with_the_next_batch_wherever_it_was_saved(data, fit, t
     epoch = model.epochs.count(0)
     tried = 0
     for hook, trained, path in saver.saved:
-        if trained == count or trained not in (1, 2, epoch - 1, epoch, epoch + 1):
-            continue  # there is nothing left to train on, or enough of them
+        if trained == count or trained not in (
+            1,
+            epoch - 1,
+            epoch,
+            *((2, epoch + 1) if is_nightly() else ()),
+        ):
+            continue  # there is nothing left to train on, or enough of them, or it is day
         tried += 1
         again = fit(module(data, val=True, **options), checkpoint=path, **settings)
         assert again.seen == expected[trained:], (hook, trained)
-    assert tried >= 5
+    assert tried >= 3
 
 
 @pytest.mark.parametrize("case", ["passes", "virtual epochs"])
