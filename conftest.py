@@ -58,7 +58,6 @@ IMPORTED = (
     "torchdata.nodes",
     "matplotlib.figure",
     "textual.app",
-    "pyarrow.parquet",
     "s3fs",
     "boto3",
     "av",
@@ -67,7 +66,7 @@ IMPORTED = (
     "sybil",
     "energon_stream.tools.top.screen",
 )
-"""What test modules import, and takes longest to import."""
+"""What test modules import, takes longest to import, and starts no thread, which a fork would lose."""
 
 
 @functools.cache
