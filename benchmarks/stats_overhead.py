@@ -42,7 +42,7 @@ class NoProfiler:
     looks = 0
 
     def __init__(self, ident):
-        self.ident = ident
+        self.idents = (ident,)
 
     def snapshot(self):
         return Profile()

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from energon_stream.errors import ConfigError
 from energon_stream.fork import PerProcess
 from energon_stream.imports import LazyModule
+from energon_stream.threads import WorkerThread
 from energon_stream.worker import Activation, innermost_call
 
 if TYPE_CHECKING:
@@ -42,7 +44,12 @@ class RandomState(NamedTuple):
 
 
 def seed_all(seed: int) -> None:
-    """Seed the three generators with 32 bits."""
+    """Seed the three generators with 32 bits. Raises ConfigError in a worker that is a thread."""
+    if isinstance(threading.current_thread(), WorkerThread):
+        raise ConfigError(
+            "a hook seeds the global random generators, which all threads of the process share",
+            hint="draw from self.rng of the task encoder, or make the loader with worker_type='fork'",
+        )
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)

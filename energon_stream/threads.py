@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from energon_stream.errors import ConfigError
 
@@ -24,6 +25,12 @@ def thread_errors(where: str | None = None) -> Iterator[None]:
             where=where,
             hint="raise its limit (`ulimit -u`, or pids of the container), or use fewer workers",
         ) from error
+
+
+class WorkerThread(threading.Thread):
+    """A thread that makes batches, with the pool that its hooks fetch with. Other threads draw beside it."""
+
+    cache_pool: Any = None
 
 
 class Repeater:

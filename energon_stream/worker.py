@@ -20,7 +20,7 @@ class _Active:
     """The current call of a hook, read through ``WorkerConfig``; active within a ``with`` block.
 
     One object may be entered again and again. The active call is kept by thread, because several threads may
-    step loaders; setting an attribute of ``WorkerConfig`` would void what the interpreter has cached of it.
+    step loaders.
 
     ``sample_index`` counts the hook's calls, and ``batch_index`` batches: None takes that of the enclosing
     block, which is ``outer``. ``rng`` has the generators of a call, with its number, once a hook asks.
@@ -42,13 +42,9 @@ class _Active:
         if self.batch_index is None and outer is not None:
             self.batch_index = outer.batch_index
         _here.active = self
-        if outer is None or outer.config is not self.config:
-            WorkerConfig.active_worker_config = self.config
 
     def __exit__(self, *_: object) -> None:
-        _here.active = outer = self.outer
-        if outer is None or outer.config is not self.config:
-            WorkerConfig.active_worker_config = None if outer is None else outer.config
+        _here.active = self.outer
         if self.at_exit is not None:
             self.at_exit()
             self.at_exit = None
@@ -81,13 +77,39 @@ class _Here(threading.local):
 _here = _Here()
 
 
+class _ActiveConfig:
+    """``WorkerConfig.active_worker_config``: that of this thread, unless the program sets another."""
+
+    named: Any = None  # what the program set
+
+    def __get__(self, config: object, kind: type | None = None) -> Any:
+        return active_config() or self.named
+
+
+class _Assignable(type):
+    """Class of ``WorkerConfig``: a program that assigns ``active_worker_config`` does not replace it."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name != "active_worker_config":
+            super().__setattr__(name, value)
+            return
+        _active_config.named = None if value is _active_config else value
+        left = _here.active
+        while isinstance(left, Activation):
+            left = left.outer
+        if value is None and left is None:  # the program clears what it left
+            _here.active = None
+
+
+_active_config = _ActiveConfig()
+
+
 def active_config() -> Any:
     """Return the configuration of the hook that this thread runs; None outside of hooks.
 
-    A program may have set ``WorkerConfig.active_worker_config`` to an object of its own, which comes first. A
-    ``WorkerConfig`` there does not count, because another thread may have left it.
+    A program may have set ``WorkerConfig.active_worker_config`` to an object of its own, which comes first.
     """
-    named = WorkerConfig.active_worker_config
+    named = _active_config.named
     if named is None or isinstance(named, WorkerConfig):
         return None if _here.active is None else _here.active.config
     return named
@@ -109,7 +131,7 @@ def activated_pool() -> Any:
 
 
 @dataclass(eq=False)
-class WorkerConfig(AssignableUntilHeld):
+class WorkerConfig(AssignableUntilHeld, metaclass=_Assignable):
     """The rank of this process, and its workers, streams and seed.
 
     Two configurations are equal if rank, world size, number of workers, number of streams and seed are.
@@ -167,8 +189,8 @@ class WorkerConfig(AssignableUntilHeld):
     dealt_to: int = field(default=0, kw_only=True)
     sample_timeout: float | None = field(default=None, kw_only=True)
 
-    active_worker_config: ClassVar[Any] = None
-    """The configuration that hooks see while they run; None outside of hooks."""
+    active_worker_config: ClassVar[Any] = _active_config
+    """The configuration that hooks see while they run; None outside of hooks. Each thread has its own."""
 
     def __post_init__(self) -> None:
         given = {"num_streams": self.num_streams, "dealt_to": self.dealt_to}
@@ -334,8 +356,6 @@ class WorkerConfig(AssignableUntilHeld):
             >>> cropped(3) == cropped(3)
             True
         """
-        if WorkerConfig.active_worker_config is None and isinstance(_here.active, Activation):
-            _here.active = None  # the program has cleared what it left
         if _here.active is not None:
             raise WorkerError(
                 "a configuration is active in this thread",

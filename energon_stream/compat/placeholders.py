@@ -99,12 +99,12 @@ class DataLoaderWorker:
         if cls.__module__ != __name__:
             raise ConfigError(
                 f"{cls.__name__} is a worker of the program's own, and these do not run here",
-                hint="give a loader worker_type='fork' or 'main', and put what workers do into hooks",
+                hint="give a loader worker_type='fork', 'thread' or 'main', and put what workers do into hooks",
             )
 
 
 class ThreadDataLoaderWorker(DataLoaderWorker):
-    """A value of ``worker_type``: threads, for loaders without workers alone."""
+    """A value of ``worker_type``: threads of this process."""
 
     worker_type = "thread"
 

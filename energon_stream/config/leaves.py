@@ -32,6 +32,7 @@ from energon_stream.task.cooking import cooker_parts
 if TYPE_CHECKING:
     from energon_stream.config.dataset_options import DatasetRequest
     from energon_stream.decode import FileStoreDecoder
+    from energon_stream.pipeline.decode_ahead import DecodeThreads
     from energon_stream.read.locator import RawSample
     from energon_stream.read.part_ranges import PartSelection
 
@@ -128,6 +129,11 @@ class JoinLeaf:
     @property
     def plain_keys(self) -> bool:
         return self.members[0].plain_keys
+
+    def decode_ahead(self, raw: RawSample, threads: DecodeThreads, worth: set[str]) -> None:
+        for leaf, found in zip(self.members, raw.members, strict=True):
+            if found is not None:
+                leaf.decode_ahead(found, threads, worth)
 
     def make(self, raw: RawSample, restore_key: tuple[Any, ...]) -> Any:
         """Join the samples of a row, and set restore key and sources of the result."""

@@ -16,6 +16,7 @@ from energon_stream.errors import (
     SampleError,
     UntrustedPickleError,
 )
+from energon_stream.pipeline.decode_ahead import AheadParts, Decode
 from energon_stream.read.part_ranges import PartSelection
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, OnDemandSample, Sample, SourceInfo
 
@@ -111,14 +112,13 @@ class SampleFactory:
 
     def _mapped(self, parts: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
         decoded: dict[str, Any] = {}
+        decode_part: Decode = _as_bytes if self.decoder is None else _decode_of(self.decoder, parts)
 
         def decode(part: str) -> Any:
             if part not in decoded:
                 data = parts[part]
                 try:
-                    decoded[part] = (
-                        as_bytes(data) if self.decoder is None else self.decoder.decode(part, data)
-                    )
+                    decoded[part] = decode_part(part, data)
                 except SampleError as error:
                     error.part = part
                     raise
@@ -129,6 +129,7 @@ class SampleFactory:
     def _crude(self, key: str, parts: Mapping[str, bytes | memoryview], source: SourceInfo) -> CrudeSample:
         """Make a crude sample of its parts. Pickles that are not trusted fail where they are looked up."""
         wanted = self.part_filter
+        given = parts
         if wanted is not None:
             accepts = PartSelection(wanted).__contains__ if isinstance(wanted, frozenset) else wanted
             parts = {part: data for part, data in parts.items() if accepts(part)}
@@ -138,6 +139,7 @@ class SampleFactory:
             for part, data in parts.items():  # without a call of as_bytes: this runs for each part
                 crude[part] = data if isinstance(data, bytes) else data.tobytes()
             return crude
+        decode = _decode_of(decoder, given)
         if self.on_demand:
             undecoded = {}
             for part, data in parts.items():
@@ -146,11 +148,11 @@ class SampleFactory:
                     undecoded[part] = as_bytes(data)
                 else:
                     refused[part] = _of_sample(refusal, key, source)
-            crude = OnDemandSample(undecoded, partial(_decode_part, decoder, key, source))
+            crude = OnDemandSample(undecoded, partial(_decode_part, decode, key, source))
         else:
             for part, data in parts.items():
                 try:
-                    crude[part] = decoder.decode(part, data)
+                    crude[part] = decode(part, data)
                 except UntrustedPickleError as error:
                     refused[part] = _of_sample(error, key, source)
                 except SampleError as error:
@@ -165,9 +167,18 @@ def _pass_both(first: Parts, second: Parts, part: str) -> bool:
     return all(part in each if isinstance(each, frozenset) else each(part) for each in (first, second))
 
 
-def _decode_part(decoder: FileStoreDecoder, key: str, source: SourceInfo, part: str, data: bytes) -> Any:
+def _as_bytes(part: str, data: bytes | memoryview) -> bytes:
+    return as_bytes(data)
+
+
+def _decode_of(decoder: FileStoreDecoder, parts: Mapping[str, bytes | memoryview]) -> Decode:
+    """Return what decodes the parts of a sample: the decoder, or what a thread may have begun of it."""
+    return partial(parts.decoding.value, decoder.decode) if isinstance(parts, AheadParts) else decoder.decode
+
+
+def _decode_part(decode: Decode, key: str, source: SourceInfo, part: str, data: bytes) -> Any:
     try:
-        return decoder.decode(part, data)
+        return decode(part, data)
     except (SampleError, ConfigError) as error:
         raise _of_sample(error, key, source, part) from error.__cause__
 

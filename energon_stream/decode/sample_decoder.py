@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import msgpack
 
@@ -65,6 +65,13 @@ class FileStoreDecoder(ABC):
         >>> Upper().decode("txt", b"a dog")
         'A DOG'
     """
+
+    thread_safe: ClassVar[bool] = False
+    """Whether several threads may call ``decode`` at the same time, as ``decode_threads`` of loaders do."""
+
+    def __init_subclass__(cls) -> None:
+        if "decode" in vars(cls) and "thread_safe" not in vars(cls):
+            cls.thread_safe = False
 
     @abstractmethod
     def decode(self, fname: str, data: bytes | memoryview) -> Any:
@@ -162,6 +169,8 @@ class SampleDecoder(FileStoreDecoder):
         >>> SampleDecoder(image_decode="pil").decode("json", b'{"caption": "a dog"}')
         {'caption': 'a dog'}
     """
+
+    thread_safe: ClassVar[bool] = True
 
     image_decode: str | None = "torchrgb"
     av_decode: AVDecoderType | None = "AVDecoder"

@@ -45,6 +45,7 @@ def get_loader(
     pin_memory: bool | str | None = None,
     start_method: str | None = None,
     worker_type: str | type = "fork",
+    decode_threads: int = 0,
     worker_config: WorkerConfig | None = None,
     cache_pool: CachePool | None = None,
     max_bad: float | None = None,
@@ -70,8 +71,12 @@ def get_loader(
             picklable, and the program needs ``if __name__ == "__main__":``. None follows
             ``multiprocessing.set_start_method``; without it, workers fork, or come from a fork server if this
             process has read from object storage or initialized CUDA.
-        worker_type: ``"main"`` makes the batches of all workers in this process, in the same order; so does
-            ``"thread"``, which needs ``num_workers=0``. ``"fork"`` makes them in processes.
+        worker_type: ``"fork"`` makes batches in processes, ``"thread"`` in threads of this process, and
+            ``"main"`` when they are asked for. Batches and states are the same, also with ``decode_threads``.
+            Each worker thread has a copy of the dataset and its hooks.
+        decode_threads: Threads of each worker, or of this process without workers, that decode parts ahead of
+            the hooks: images, arrays and the like. A decoder of your own takes part if its class says
+            ``thread_safe = True``. 0 for none.
         worker_config: Not needed; accepted if it equals the dataset's.
         cache_pool: Pool that cookers and hooks fetch auxiliary data with; None fetches when data is asked
             for. Close it after the loader, or leave that to the end of the process.
@@ -105,6 +110,7 @@ def get_savable_loader(
     pin_memory: bool | str | None = None,
     start_method: str | None = None,
     worker_type: str | type = "fork",
+    decode_threads: int = 0,
     worker_config: WorkerConfig | None = None,
     cache_pool: CachePool | None = None,
     checkpoint_every_sec: float | None = 60,

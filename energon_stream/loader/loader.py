@@ -26,6 +26,7 @@ from energon_stream.loader.mixture_control import MixtureReport, changed, mixtur
 from energon_stream.loader.observe.observed import ObservedLoader
 from energon_stream.loader.position import LoaderPosition, check_streams, with_inputs
 from energon_stream.loader.session import InProcess
+from energon_stream.loader.worker_threads import WorkerThreads
 from energon_stream.loader.workers import Workers
 from energon_stream.media import CachePool
 from energon_stream.pipeline.dataset import SavableDataset, drawing_of
@@ -86,6 +87,7 @@ class BasicDataLoader(ObservedLoader[T]):
         pin_memory: bool | str | None = None,
         start_method: str | None = None,
         worker_type: Any = "fork",
+        decode_threads: int = 0,
         max_bad: float | None = None,
     ) -> None:
         super().__init__()
@@ -105,12 +107,9 @@ class BasicDataLoader(ObservedLoader[T]):
             on_worker_death=on_worker_death,
             on_worker_hang=on_worker_hang,
             cache_pool=cache_pool,
+            decode_threads=decode_threads,
         )
-        if self._options.worker_type == "thread" and self.worker_config.num_workers:
-            raise ConfigError(
-                "worker_type is 'thread', and there are no threads that make batches",
-                hint="use 'main', which has the same batches in this process, or 'fork'; or num_workers=0",
-            )
+        self._options.check_threads(self.worker_config)
         if isinstance(pin_memory, str) and pin_memory != "automatic":
             raise ConfigError(f"pin_memory is {pin_memory!r}", hint="use True, False or 'automatic'")
         if max_bad is not None and not (isinstance(max_bad, (int, float)) and 0 < max_bad < 1):
@@ -277,7 +276,9 @@ class BasicDataLoader(ObservedLoader[T]):
     def _open(self) -> InProcess | Workers:
         """Start workers, or this process's readers, at the present position."""
         options = replace(self._options, is_traced=self._trace is not None and self._trace.is_running)
-        kind = Workers if self.worker_config.num_workers and options.worker_type == "fork" else InProcess
+        kind: type[InProcess | Workers] = InProcess
+        if self.worker_config.num_workers and options.worker_type != "main":
+            kind = Workers if options.worker_type == "fork" else WorkerThreads
         return kind(self.dataset, self._position, options)
 
     def set_weights(self, weights: Mapping[str, float], *, at_step: int | None = None) -> None:

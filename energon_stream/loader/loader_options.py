@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from energon_stream.media import CachePool
     from energon_stream.pipeline.node import State
     from energon_stream.schedule import WeightChange
+    from energon_stream.worker import WorkerConfig
 
 MakeTracker: TypeAlias = "Callable[[Mapping[int, State], tuple[WeightChange, ...]], Tracker]"
 OnWorkerDeath: TypeAlias = Literal["raise", "restart"]
@@ -35,6 +37,7 @@ class LoaderOptions:
     on_worker_death: OnWorkerDeath = "raise"
     on_worker_hang: OnWorkerHang = "warn"
     cache_pool: CachePool | None = None
+    decode_threads: int = 0
     shared_bytes: int = 256 << 20  # of each worker, for batches on the way to the main process
     # Makes a tracker of streams, given their states and weights that were set, that notes what differs from
     # the plan; None for none.
@@ -45,7 +48,8 @@ class LoaderOptions:
         if self.prefetch_factor < 1:
             raise ConfigError(f"prefetch_factor is {self.prefetch_factor}", hint="use 1 or more")
         if self.worker_type not in ("fork", "thread", "main"):
-            raise ConfigError(f"worker_type is {self.worker_type!r}", hint="use 'fork' or 'main'")
+            raise ConfigError(f"worker_type is {self.worker_type!r}", hint="use 'fork', 'thread' or 'main'")
+        check_whole("decode_threads", self.decode_threads, 0, "use the number of threads, or 0 for none")
         if self.start_method not in (None, *multiprocessing.get_all_start_methods()):
             raise ConfigError(
                 f"start method {self.start_method!r} is not available",
@@ -64,6 +68,20 @@ class LoaderOptions:
             raise ConfigError(
                 "fail_on_timeout=True ends the run, and on_worker_hang='restart' goes on",
                 hint="pass one of them",
+            )
+
+    def check_threads(self, config: WorkerConfig) -> None:
+        """Raise ConfigError for what does not go with threads, as nothing can interrupt them."""
+        is_thread = self.worker_type == "thread" and config.num_workers > 0
+        other = "worker_type='thread'" if is_thread else f"decode_threads={self.decode_threads}"
+        if is_thread and self.on_worker_hang == "restart":
+            hint = "use worker_type='fork', or on_worker_hang='raise', which ends the run"
+            raise ConfigError(f"on_worker_hang='restart' does not go with {other}", hint=hint)
+        if config.sample_timeout is not None and (is_thread or self.decode_threads):
+            raise ConfigError(
+                f"sample_timeout={config.sample_timeout} does not go with {other}: only the main thread of a "
+                "process can be interrupted",
+                hint="leave one of them out",
             )
 
     @property

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from energon_stream.errors import StateInUseError
 from energon_stream.pipeline.stream_runner import Rotation, Step, StreamRunner
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.node import State
     from energon_stream.schedule import WeightChange
     from energon_stream.worker import WorkerConfig
+
+
+T = TypeVar("T")
 
 
 class LoaderPosition(NamedTuple):
@@ -54,7 +58,9 @@ class LoaderPosition(NamedTuple):
         """Open the streams in this process."""
         rotation = self.rotation.copy()
         note = None if options.tracker is None else options.tracker(self.states, self.changes).note
-        return StreamRunner(dataset, rotation.streams, self.states, rotation, self.changes, note)
+        return StreamRunner(
+            dataset, rotation.streams, self.states, rotation, self.changes, note, options.decode_threads
+        )
 
 
 def check_streams(mine: WorkerConfig, those: WorkerConfig, dealt_to: int | None = None) -> None:
@@ -72,3 +78,10 @@ def with_inputs(dataset: SavableDataset[Any]) -> list[SavableDataset[Any]]:
     for each in found:
         found += each.inputs
     return found
+
+
+def copied(state: T) -> T:
+    """Copy plain values deeply, in a fraction of the time of ``copy.deepcopy``."""
+    given: Any = state
+    made: T = marshal.loads(marshal.dumps(given))
+    return made

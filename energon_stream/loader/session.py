@@ -7,6 +7,8 @@ import threading
 from functools import partial
 from typing import Any
 
+import torch
+
 from energon_stream.loader.loader_options import LoaderOptions
 from energon_stream.loader.observe.meter import Reporter
 from energon_stream.loader.observe.monitor import Activity
@@ -31,7 +33,7 @@ class InProcess:
         self, dataset: SavableDataset[Any], position: LoaderPosition, options: LoaderOptions
     ) -> None:
         self._reporter = Reporter()
-        self._pool = options.cache_pool
+        self._pool, self._decodes = options.cache_pool, options.decode_threads > 0
         self._watchdog: Watchdog | None = None
         if (seconds := options.time_out(is_first=False)) is not None:
             tell = partial(_tell_late, threading.get_ident())
@@ -47,8 +49,11 @@ class InProcess:
     def step(self, stream: int) -> Step:
         if self._watchdog is not None:
             self._watchdog.enable()
-        self._reporter.profiler.ident = threading.get_ident()
+        self._reporter.profiler.idents = (threading.get_ident(),)
+        before = torch.get_num_threads()
         try:
+            if self._decodes:  # torch's other threads would wait in a loop, and take the decode threads' time
+                torch.set_num_threads(1)
             with use_pool(self._pool):
                 return self._runner.step_any()
         except (OSError, RuntimeError) as error:
@@ -57,6 +62,8 @@ class InProcess:
                 raise
             raise named from error
         finally:
+            if self._decodes:
+                torch.set_num_threads(before)
             if self._watchdog is not None:
                 self._watchdog.disable()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from energon_stream.errors import WorkerError
 from energon_stream.fork import forking, interrupts_deferred, signals_held
 from energon_stream.loader.channel import Receiver, Wire
-from energon_stream.loader.observe.monitor import Monitor
+from energon_stream.loader.observe.monitor import Activity, Monitor
 from energon_stream.loader.observe.stats import ProcessReport
 from energon_stream.loader.resources import limit_error
 from energon_stream.loader.start import choose_start_method, start_process
@@ -26,6 +26,7 @@ from energon_stream.pipeline.stream_runner import Step
 from energon_stream.urls import absolute_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
 
@@ -41,6 +42,24 @@ _JOIN_SECONDS = 2.0
 # Seconds between checks that a worker lives. Its pipe and its sentinel show it at once in most cases: not
 # where a process that the worker started has inherited them.
 _CHECK_SECONDS = 1.0
+
+
+def closed_meanwhile() -> WorkerError:
+    """Return the error of a loader that a signal handler closed."""
+    return WorkerError(
+        "the loader was closed while it waited for a batch",
+        hint="in a signal handler, set a flag and leave the loop, or raise SystemExit",
+    )
+
+
+def told_late(worker: str, waited: float, activity: Activity) -> WorkerError:
+    """Log the stacks of a worker that hangs, and return the error for it."""
+    error = WorkerError(
+        f"{worker} has returned no batch for {waited:.0f} s; {activity}",
+        hint="its stacks are in the log; raise watchdog_timeout_seconds if the work takes that long",
+    )
+    _log.warning("%s. Its stacks:\n%s", error.what, activity.stacks)
+    return error
 
 
 class LoaderWorker:
@@ -155,10 +174,7 @@ class LoaderWorker:
                     raise
                 lost = None
             if lost is None or self._receiver.pipe.closed:  # by a signal handler
-                raise WorkerError(
-                    "the loader was closed while it waited for a batch",
-                    hint="in a signal handler, set a flag and leave the loop, or raise SystemExit",
-                )
+                raise closed_meanwhile()
             error, may_restart = lost
             if not may_restart:
                 raise error
@@ -186,13 +202,7 @@ class LoaderWorker:
 
     def _late(self, waited: float) -> WorkerError:
         """Log the worker's stacks, and return the error for a worker that hangs."""
-        activity = self._monitor.ask()
-        error = WorkerError(
-            f"worker {self._number} (process {self.pid}) has returned no batch for {waited:.0f} s; {activity}",
-            hint="its stacks are in the log; raise watchdog_timeout_seconds if the work takes that long",
-        )
-        _log.warning("%s. Its stacks:\n%s", error.what, activity.stacks)
-        return error
+        return told_late(f"worker {self._number} (process {self.pid})", waited, self._monitor.ask())
 
     def _died(self) -> tuple[WorkerError, bool]:
         """Return the error for a worker that is gone, and whether a new one may take over."""
@@ -275,24 +285,30 @@ class Workers:
     def __init__(
         self, dataset: SavableDataset[Any], position: LoaderPosition, options: LoaderOptions
     ) -> None:
-        self._workers: list[LoaderWorker] = []
+        self._workers: list[Any] = []
         # At the end of the program, multiprocessing would send SIGTERM, which workers leave to the main
         # process, and then wait for them. So they are ended before, with this priority.
         self._end = util.Finalize(self, _end_workers, (self._workers,), exitpriority=100)
-        self._owner: dict[int, LoaderWorker] = {}
+        self._owner: dict[int, Any] = {}
         config = dataset.worker_config
-        method = choose_start_method(options.start_method, (dataset, position, options))
+        start = self._starter(dataset, position, options)
         try:
             for number in range(config.num_workers):
                 streams = config.worker_streams(number)
                 if streams:
-                    own = position.of_streams(streams)
-                    worker = LoaderWorker(number, dataset, own, options, method)
+                    worker = start(number, position.of_streams(streams))
                     self._workers.append(worker)
                     self._owner.update(dict.fromkeys(streams, worker))
         except BaseException:
             self.close()
             raise
+
+    def _starter(
+        self, dataset: SavableDataset[Any], position: LoaderPosition, options: LoaderOptions
+    ) -> Callable[[int, LoaderPosition], Any]:
+        """Return what starts the worker of a number at a position."""
+        method = choose_start_method(options.start_method, (dataset, position, options))
+        return lambda number, own: LoaderWorker(number, dataset, own, options, method)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -303,7 +319,8 @@ class Workers:
         return sum(worker.restarts for worker in self._workers)
 
     def step(self, stream: int) -> Step:
-        return self._owner[stream].step(stream)
+        step: Step = self._owner[stream].step(stream)
+        return step
 
     def start_trace(self) -> None:
         for worker in self._workers:
@@ -320,7 +337,7 @@ class Workers:
         self._end()
 
 
-def _end_workers(workers: list[LoaderWorker]) -> None:
+def _end_workers(workers: list[Any]) -> None:
     for worker in workers:
         worker.hang_up()
     deadline = time.monotonic() + _JOIN_SECONDS  # of all workers together

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -154,7 +155,7 @@ _active: CachePool = _NONE
 
 def active_pool() -> CachePool:
     """Return the pool that ``WorkerConfig.worker_activate`` was given, else that of the running loader."""
-    return activated_pool() or _active
+    return activated_pool() or getattr(threading.current_thread(), "cache_pool", None) or _active
 
 
 @contextmanager

@@ -14,11 +14,14 @@ from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.media import AuxStores
+from energon_stream.pipeline.decode_ahead import AheadParts, Decoding
 from energon_stream.samples import SourceInfo
 from energon_stream.schedule import BlendPlan, LeafPlan, Plan, RepeatPlan
 from energon_stream.urls import shown_url
 
 if TYPE_CHECKING:
+    from energon_stream.decode import FileStoreDecoder
+    from energon_stream.pipeline.decode_ahead import DecodeThreads
     from energon_stream.pipeline.node import RestoreKey
     from energon_stream.read.locator import RawSample
     from energon_stream.read.part_ranges import PartSelection
@@ -34,6 +37,10 @@ class SampleBuilder(Protocol):
     @property
     def selection(self) -> PartSelection | None:
         """Parts that it reads; None if it may read any."""
+
+    @property
+    def decoder(self) -> FileStoreDecoder | None:
+        """Decodes parts; None if they stay bytes."""
 
     def build(
         self,
@@ -78,6 +85,9 @@ class Leaf(Protocol):
 
     def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
         """Convert a raw sample into an element. Raises SampleError if its parts make no sample."""
+
+    def decode_ahead(self, raw: RawSample, threads: DecodeThreads, worth: set[str]) -> None:
+        """Begin to decode those parts of a raw sample that are worth it."""
 
 
 def key_of(raw: RawSample, leaf: Leaf) -> str:
@@ -125,6 +135,11 @@ class DatasetLeaf:
     @property
     def selection(self) -> PartSelection | None:
         return self.builder.selection
+
+    def decode_ahead(self, raw: RawSample, threads: DecodeThreads, worth: set[str]) -> None:
+        decoder = self.builder.decoder
+        if decoder is not None and decoder.thread_safe:
+            raw.parts = AheadParts(raw.parts, Decoding(worth, threads, decoder.decode, raw.parts))
 
     def make(self, raw: RawSample, restore_key: RestoreKey) -> Any:
         """Convert a raw sample into an element, whose ``__sources__`` name the selected parts."""

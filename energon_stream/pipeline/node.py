@@ -13,6 +13,7 @@ from energon_stream.rng import derive_key
 from energon_stream.schedule.saved import damaged, is_count, shown
 
 if TYPE_CHECKING:
+    from energon_stream.pipeline.decode_ahead import DecodeThreads
     from energon_stream.read.consume import ReaderGroup
     from energon_stream.schedule import WeightChange
     from energon_stream.worker import WorkerConfig
@@ -68,6 +69,7 @@ class Context:
     batches: int | None = None
     # Look-ahead of each dataset, by ``id``; its reader nodes of all streams of this process share it.
     reader_groups: dict[int, ReaderGroup] = field(default_factory=dict, compare=False)
+    decode_threads: DecodeThreads | None = field(default=None, compare=False)  # of this process
     failures: Failures = field(default_factory=Failures, compare=False)  # of this process
 
     def child(self, number: int) -> Context:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from energon_stream.pipeline.decode_ahead import DecodeThreads
 from energon_stream.pipeline.failure_notes import Failures
 from energon_stream.pipeline.failures import check_pass
 from energon_stream.pipeline.node import Context, End, Node, RestoreKey, Runnable, State
@@ -133,7 +134,9 @@ class StreamRunner:
         rotation: Rotation | None = None,
         changes: tuple[WeightChange, ...] = (),
         take_note: TakeNote | None = None,
+        decode_threads: int = 0,
     ) -> None:
+        self._decode_threads = DecodeThreads(decode_threads) if decode_threads else None
         self._take_note = take_note
         self._config = dataset.worker_config
         self.rotation: Rotation = rotation or Rotation.start(dataset, streams)
@@ -163,6 +166,7 @@ class StreamRunner:
                 changes=changes,
                 batches=batches if changing else None,
                 reader_groups=reader_groups,
+                decode_threads=self._decode_threads,
                 failures=self._failures,
             )
             with self._config.activate(stream, batch_index=self._batches[stream]):
@@ -243,3 +247,5 @@ class StreamRunner:
         """Close all nodes."""
         for node in self._nodes.values():
             node.close()
+        if self._decode_threads is not None:
+            self._decode_threads.close()

@@ -143,11 +143,11 @@ class _Position:
     since: int = 0  # samples consumed after the cursor
     begun: bool = False  # whether the pass was planned
 
-    def settle(self) -> Cursor:
-        """Return the cursor after the last consumed sample."""
-        if self.since:
-            self.cursor = self.schedule.advance(self.cursor, self.since)
-            self.since = 0
+    def settle(self, behind: int = 0) -> Cursor:
+        """Return the cursor after the last consumed sample, or some samples before that."""
+        if self.since > behind:
+            self.cursor = self.schedule.advance(self.cursor, self.since - behind)
+            self.since = behind
         return self.cursor
 
 
@@ -193,8 +193,19 @@ class SampleReader:
         self._position = _Position(self._position.schedule, cursor, begun=self._planner.generation > 0)
         self._group.look_again = True
 
-    def cursor(self) -> Cursor:
-        return self._position.settle()
+    def cursor(self, behind: int = 0) -> Cursor:
+        """Return the place after the last sample, or ``behind`` samples before it."""
+        return self._position.settle(behind)
+
+    def is_at_hand(self) -> bool:
+        """Return True if the bytes of the next sample are there."""
+        if not self._ready.left:
+            return False
+        planned = self._ready.peek()
+        if isinstance(planned, LargeSample):
+            return False
+        requests = (planned[2], *(number for number, _ in planned[4]))
+        return all(self._fetches[number].has_arrived for number in requests)
 
     @property
     def since(self) -> int:

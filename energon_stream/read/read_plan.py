@@ -130,11 +130,12 @@ class ReadPlan:
 class ReadySamples:
     """Planned samples that are not consumed yet, in order. The row of a sample is made when it is taken."""
 
-    __slots__ = ("_plans", "_rows", "ends_large", "left")
+    __slots__ = ("_peeked", "_plans", "_rows", "ends_large", "left")
 
     def __init__(self) -> None:
         self._plans: deque[Iterator[Row | LargeSample]] = deque()
         self._rows = chain.from_iterable(iter(self._plans.popleft, None))
+        self._peeked: Row | LargeSample | None = None
         self.left: int = 0
         self.ends_large: bool = False  # whether the last sample is read alone
 
@@ -146,4 +147,13 @@ class ReadySamples:
     def pop(self) -> Row | LargeSample:
         """Remove and return the next sample. There must be one."""
         self.left -= 1
+        if self._peeked is not None:
+            row, self._peeked = self._peeked, None
+            return row
         return next(self._rows)
+
+    def peek(self) -> Row | LargeSample:
+        """Return the next sample, which stays. There must be one."""
+        if self._peeked is None:
+            self._peeked = next(self._rows)
+        return self._peeked

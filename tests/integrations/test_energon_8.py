@@ -109,13 +109,12 @@ def test_values_of_the_loader(alias):
     )
 
     config = energon_stream.WorkerConfig(0, 1, 1)
-    for worker, pin in ((DataLoaderWorker, NoPinMemory()), (ForkDataLoaderWorker, "automatic")):
+    automatic = ((ForkDataLoaderWorker, "automatic"), (ThreadDataLoaderWorker, "automatic"))
+    for worker, pin in ((DataLoaderWorker, NoPinMemory()), *automatic):
         loader = DataLoader(NumbersDataset(3, config), prefetch_factor=1, worker_type=worker, pin_memory=pin)
         assert list(loader) == [0, 1, 2]
         loader.shutdown()
     assert PinMemoryThread()
-    with pytest.raises(ConfigError, match="no threads"):
-        DataLoader(NumbersDataset(3, config), worker_type=ThreadDataLoaderWorker)
     with pytest.raises(ConfigError, match="program's own"):
         type("Mine", (ForkDataLoaderWorker,), {})
     with pytest.raises(ConfigError, match="method pin_memory"):

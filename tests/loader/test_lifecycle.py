@@ -61,7 +61,6 @@ def test_main_makes_the_batches_of_workers_in_this_process():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"worker_type": "thread"}, "Use 'main', which has the same batches"),
         ({"worker_type": "process"}, "worker_type is 'process'"),
         ({"worker_type": int}, "worker_type is <class 'int'>"),
         ({"worker_type": None}, "worker_type is None"),

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from energon_stream.decode import FileStoreDecoder
 from energon_stream.pipeline.batching import BatchMaker
+from energon_stream.pipeline.decode_ahead import Decoding
 from energon_stream.pipeline.failures import FailureGuard
 from energon_stream.pipeline.stream_runner import StreamRunner
 from energon_stream.threads import Repeater, steady_stacks
@@ -82,10 +83,10 @@ class Profile:
 
 
 class Profiler:
-    """Looks at one thread until it is closed."""
+    """Looks at threads until it is closed."""
 
     def __init__(self, ident: int) -> None:
-        self.ident = ident  # of the thread; it may be changed
+        self.idents: tuple[int, ...] = (ident,)  # of the threads; they may be changed
         self.looks: int = 0  # those that found a cause
         self._causes: Counter[str] = Counter()
         self._functions: Counter[str] = Counter()
@@ -101,14 +102,16 @@ class Profiler:
 
     def _look(self) -> None:
         with steady_stacks():
-            cause, function = describe(sys._current_frames().get(self.ident))
-        if cause is not None:
-            self.looks += 1
-            self._causes[cause] += 1
-            if (record := current_recorder()) is not None:
-                record.look(cause, function, self.ident)
-        if function is not None:
-            self._functions[function] += 1
+            frames = sys._current_frames()
+            found = [(ident, *describe(frames.get(ident))) for ident in self.idents]
+        for ident, cause, function in found:
+            if cause is not None:
+                self.looks += 1
+                self._causes[cause] += 1
+                if (record := current_recorder()) is not None:
+                    record.look(cause, function, ident)
+            if function is not None:
+                self._functions[function] += 1
 
 
 def describe(frame: FrameType | None) -> tuple[str | None, str | None]:
@@ -128,6 +131,8 @@ def describe(frame: FrameType | None) -> tuple[str | None, str | None]:
 def _cause_of(frame: FrameType) -> str | None:
     code = frame.f_code
     cause = _CODES.get(code)
+    if cause == STORE and frame.f_back is not None and frame.f_back.f_code is Decoding.value.__code__:
+        return DECODE
     if cause == STORE:  # a user's function may wait for threads of its own
         caller = frame.f_back
         is_ours = caller is not None and str(caller.f_globals.get("__name__")).startswith("energon_stream.")

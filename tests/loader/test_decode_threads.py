@@ -1,0 +1,220 @@
+"""Threads that decode ahead of the hooks. The oracle is an undisturbed run without them."""
+
+import io
+import random
+import threading
+import time
+from itertools import islice
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from energon_stream import (
+    Cooker,
+    DefaultTaskEncoder,
+    FileStoreDecoder,
+    SampleDecoder,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from energon_stream.errors import ConfigError
+from energon_stream.fork import run_isolated
+from energon_stream.testing.datasets import CRUDE_YAML, _prepare, write_shards
+from energon_stream.testing.operator_suite import assert_equal_values
+
+DAMAGED = (7, 31, 32)
+
+
+def parts(number):
+    pixels = np.random.default_rng(number).integers(0, 255, (45, 60, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize((180, 135)).save(buffer, "PNG")
+    image = buffer.getvalue()
+    return {
+        "png": image[:2000] if number in DAMAGED else image,
+        "txt": f"caption {number}".encode(),
+        "second.png": image,
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("images")
+    write_shards(path, shards=4, samples_per_shard=12, parts=parts)
+    return str(_prepare(path, (1, 0, 0), CRUDE_YAML))
+
+
+class Recorded(SampleDecoder):
+    """Notes on which thread it decoded what."""
+
+    thread_safe = True
+    noted: list = []  # of a class that is frozen
+
+    def decode(self, fname, raw):
+        self.noted.append((fname, threading.current_thread().name))
+        return super().decode(fname, raw)
+
+
+class Unmarked(Recorded):
+    def decode(self, fname, raw):
+        return super().decode(fname, raw)
+
+
+class Encoder(DefaultTaskEncoder):
+    names = ("png", "txt")
+
+    def __init__(self, decoder):
+        super().__init__()
+        self.decoder = decoder
+        self.calls = 0
+        self.cookers = (Cooker(self.cook),)
+
+    @stateless
+    def cook(self, sample):
+        return {"__key__": sample["__key__"], **{name: sample[name] for name in self.names}}
+
+    @stateless
+    def encode_sample(self, sample):
+        self.calls += 1
+        here = threading.current_thread() is threading.main_thread()
+        values = [
+            np.asarray(sample[name]).sum().item() if "png" in name else sample[name] for name in self.names
+        ]
+        return {
+            "__key__": sample["__key__"],
+            "values": values,
+            "draw": self.rng.random.random(),
+            "here": here,
+        }
+
+    @stateless
+    def batch(self, samples):
+        return samples
+
+
+def opened(folder, decoder=None, workers=0, names=Encoder.names, decode_threads=0, streams=2, **more):
+    encoder = Encoder(decoder or SampleDecoder())
+    encoder.names = names
+    config = WorkerConfig(0, 1, workers, num_streams=streams)
+    dataset = get_train_dataset(
+        folder,
+        worker_config=config,
+        task_encoder=encoder,
+        batch_size=3,
+        shuffle_buffer_size=5,
+        max_samples_per_sequence=6,
+    )
+    return get_savable_loader(dataset, decode_threads=decode_threads, **more)
+
+
+def run(loader, count):
+    found, states = [], []
+    with loader:
+        for batch in islice(loader, count):
+            found.append(batch)
+            states.append(loader.save_state_rank())
+        return found, states, loader.bad_samples(), loader.stats().io.total_requests
+
+
+@pytest.fixture(scope="module")
+def wanted(folder):
+    return run(opened(folder), 26)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["fork", "thread"])
+def test_batches_states_and_failures_are_those_without_threads(folder, wanted, workers, kind):
+    batches, states, bad, requests = wanted
+    found = run(opened(folder, workers=workers, decode_threads=2, worker_type=kind), 26)
+    if kind == "thread" and workers:
+        batches = [[{**sample, "here": False} for sample in batch] for batch in batches]
+    assert_equal_values(found[0], batches)
+    assert_equal_values(found[1], states) if workers < 2 else None
+    assert bad
+    assert sorted(map(str, found[2])) == sorted(map(str, bad))  # the lines of errors, too
+    assert found[3] == requests or workers == 2
+
+
+def test_a_chain_of_restores_with_and_without_threads(folder, wanted):
+    dice, state, found = random.Random(5), None, []
+    while len(found) < 26:
+        with opened(folder, decode_threads=dice.randrange(4)) as loader:
+            loader.restore_state_rank(state)
+            found += list(islice(loader, min(dice.randrange(1, 6), 26 - len(found))))
+            state = loader.save_state_rank()
+    assert_equal_values(found, wanted[0])
+    assert_equal_values(state, wanted[1][-1])
+
+
+@pytest.mark.parametrize(
+    ("decoder", "names", "moved"),
+    [
+        (Recorded(), ("png", "txt"), {"png"}),
+        (Recorded(), ("second.png",), {"second.png"}),
+        (Unmarked(), ("png", "txt"), set()),
+    ],
+)
+def test_parts_that_take_long_and_are_looked_at_are_decoded_ahead(folder, decoder, names, moved):
+    Recorded.noted.clear()
+    found, *_ = run(opened(folder, decoder, names=names, decode_threads=2), 9)
+    elsewhere = {name for name, thread in Recorded.noted if thread.startswith("energon_stream decode")}
+    assert elsewhere == moved
+    assert {name for name, _ in Recorded.noted} == set(names)
+    counted = sum(name == names[0] for name, _ in Recorded.noted)
+    assert counted <= 3 * len(found) + 12 + 2 * 2 * 2 + 2  # what the hooks saw, failed, shuffled, and ahead
+    assert all(sample["here"] for batch in found for sample in batch)
+
+
+class Gated(FileStoreDecoder):
+    """Decodes slowly, and notes how many calls there are at the same time."""
+
+    thread_safe = True
+
+    def __init__(self):
+        self.lock, self.now, self.most, self.gate = threading.Lock(), 0, 0, threading.Event()
+        self.gate.set()
+
+    def decode(self, fname, data):
+        if fname != "png":
+            return bytes(data)
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.002)
+        assert self.gate.wait(60)
+        with self.lock:
+            self.now -= 1
+        return np.frombuffer(data, np.uint8)[:10].copy()
+
+
+def test_as_many_at_a_time_as_threads_and_an_end_in_the_middle_of_a_call(folder):
+    decoder = Gated()
+    with opened(folder, decoder, decode_threads=3) as loader:
+        batches = iter(loader)
+        next(batches)
+        for _ in range(4):
+            next(batches)
+        assert 2 <= decoder.most <= 3 + 1  # the main thread decodes what was not begun
+        decoder.gate.clear()
+        child = run_isolated(
+            lambda: [sample["__key__"] for sample in next(batches)] if decoder.gate.set() is None else 0
+        )
+        loader.close()  # while threads decode
+    decoder.gate.set()
+    assert [sample["__key__"] for sample in next(iter(loader))] == child
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "two", True])
+def test_impossible_numbers(folder, value):
+    with pytest.raises(ConfigError, match="decode_threads is"):
+        opened(folder, decode_threads=value)
+
+
+def test_a_limit_on_the_time_of_samples_is_refused(folder):
+    config = WorkerConfig(0, 1, 0, sample_timeout=1.0)
+    dataset = get_train_dataset(folder, worker_config=config, batch_size=1)
+    with pytest.raises(ConfigError, match=r"sample_timeout=1.0 does not go with decode_threads=2"):
+        get_savable_loader(dataset, decode_threads=2)
