@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
 Decode: TypeAlias = "Callable[[str, bytes | memoryview], Any]"
 
 _WORTH_SECONDS = 0.0002  # of a call: handing one over to a thread and back takes about a fifth of it
-_AHEAD = 4  # samples ahead for each thread
 
 
 class DecodeThreads:
     """The threads of a process that decode, which start with the first part."""
 
-    def __init__(self, threads: int) -> None:
-        self.most_ahead: int = _AHEAD * threads
+    def __init__(self, threads: int, streams: int) -> None:
+        self.most_ahead: int = max(2 * threads, 4 * threads // streams)  # samples of each stream
+        self.open: weakref.WeakSet[Decoding] = weakref.WeakSet()  # whose values nobody has taken
+        self.most_open: int = 2 * self.most_ahead * streams
         self._pools = PerProcess(lambda: ThreadPoolExecutor(threads, "energon_stream decode"))
 
     def submit(self, decode: Decode, parts: dict[str, bytes | memoryview]) -> Future[dict[str, Any]]:
@@ -67,17 +69,19 @@ class AheadParts(dict[str, "bytes | memoryview"]):
 class Decoding:
     """Parts of a sample that a thread decodes; each is taken once. ``worth`` has the parts that take long."""
 
-    __slots__ = ("_future", "_names", "_pid", "_worth")
+    __slots__ = ("__weakref__", "_future", "_names", "_open", "_pid", "_worth")
 
     def __init__(
         self, worth: set[str], threads: DecodeThreads, decode: Decode, parts: dict[str, bytes | memoryview]
     ) -> None:
         self._worth = worth
         self._names = worth & parts.keys()
-        self._pid = os.getpid()
+        self._pid, self._open = os.getpid(), threads.open
         self._future: Future[dict[str, Any]] | None = None
-        if self._names:
+        # A buffer of samples may hold many that were begun.
+        if self._names and len(self._open) < threads.most_open:
             self._future = threads.submit(decode, {name: parts[name] for name in self._names})
+            self._open.add(self)
 
     def value(self, decode: Decode, name: str, data: bytes | memoryview) -> Any:
         """Return what ``decode(name, data)`` returns, or raise what it raises."""
@@ -89,6 +93,7 @@ class Decoding:
                 self._worth.add(name)
             return value
         self._names.remove(name)
+        self._open.discard(self)
         value, error = future.result().pop(name)
         if error is not None:
             raise error

@@ -136,7 +136,7 @@ class StreamRunner:
         take_note: TakeNote | None = None,
         decode_threads: int = 0,
     ) -> None:
-        self._decode_threads = DecodeThreads(decode_threads) if decode_threads else None
+        self._decode_threads = DecodeThreads(decode_threads, len(streams)) if decode_threads else None
         self._take_note = take_note
         self._config = dataset.worker_config
         self.rotation: Rotation = rotation or Rotation.start(dataset, streams)
