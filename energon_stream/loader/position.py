@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon_stream.errors import StateInUseError
 from energon_stream.pipeline.stream_runner import Rotation, Step, StreamRunner
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.node import State
     from energon_stream.schedule import WeightChange
     from energon_stream.worker import WorkerConfig
-
-
-T = TypeVar("T")
 
 
 class LoaderPosition(NamedTuple):
@@ -80,8 +77,6 @@ def with_inputs(dataset: SavableDataset[Any]) -> list[SavableDataset[Any]]:
     return found
 
 
-def copied(state: T) -> T:
+def copied(state: State) -> State:
     """Copy plain values deeply, in a fraction of the time of ``copy.deepcopy``."""
-    given: Any = state
-    made: T = marshal.loads(marshal.dumps(given))
-    return made
+    return marshal.loads(marshal.dumps(state))

@@ -10,7 +10,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,6 +18,7 @@ from energon_stream.fork import PerProcess
 from energon_stream.read.consume import SampleReader
 
 if TYPE_CHECKING:
+    from energon_stream.pipeline.leaf import Leaf
     from energon_stream.read.locator import RawSample
     from energon_stream.schedule import Cursor
 
@@ -103,15 +104,12 @@ class Decoding:
 class AheadReader(SampleReader):
     """Takes samples ahead whose bytes are there, to decode parts; its place is that of what it returned.
 
-    ``begin`` begins to decode a sample, given the names of parts that take long. Samples ahead hold at most
-    ``most_bytes``, beside the next one.
+    Samples ahead hold at most an eighth of the byte budget, beside the next one.
     """
 
-    def __init__(
-        self, *reader: Any, begin: Callable[[RawSample, set[str]], None], most_ahead: int, most_bytes: int
-    ) -> None:
+    def __init__(self, *reader: Any, leaves: Sequence[Leaf], threads: DecodeThreads) -> None:
         super().__init__(*reader)
-        self._begin, self._most_ahead, self._most_bytes = begin, most_ahead, most_bytes
+        self._leaves, self._threads, self._most_bytes = leaves, threads, self._group.options.fetch_bytes // 8
         self._worth: dict[int, set[str]] = {}  # of each leaf
         # Samples, errors and ends, with the references that each took, and bytes.
         self._taken: deque[tuple[RawSample | Exception | None, int, int]] = deque()
@@ -133,7 +131,7 @@ class AheadReader(SampleReader):
             last is not None
             and not isinstance(last, Exception)
             and any(self._worth.values())
-            and len(self._taken) <= self._most_ahead
+            and len(self._taken) <= self._threads.most_ahead
             and self._bytes < self._most_bytes
             and self.is_at_hand()
         )
@@ -147,7 +145,8 @@ class AheadReader(SampleReader):
             found = error
         if found is not None and not isinstance(found, Exception):
             size = sum(len(part) for each in (found, *found.members) if each for part in each.parts.values())
-            self._begin(found, self._worth.setdefault(found.leaf, set()))
+            worth = self._worth.setdefault(found.leaf, set())
+            self._leaves[found.leaf].decode_ahead(found, self._threads, worth)
         passed = super().since - before
         self._passed += passed
         self._bytes += size

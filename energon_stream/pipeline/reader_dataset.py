@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypedDict, TypeGuard
 
 import numpy as np
@@ -25,7 +24,7 @@ from energon_stream.index.entries import OffsetCache
 from energon_stream.index.shard_starts import with_starts
 from energon_stream.pipeline.blend_shares import tell_shares
 from energon_stream.pipeline.dataset import SavableDataset
-from energon_stream.pipeline.decode_ahead import AheadReader, DecodeThreads
+from energon_stream.pipeline.decode_ahead import AheadReader
 from energon_stream.pipeline.failure_notes import Named
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, FailureGuard
 from energon_stream.pipeline.leaf import Leaf, draw_plan, key_of, place_of
@@ -107,13 +106,11 @@ class _ReaderNode:
         self._make = self._guard.limited(dataset.make)
         self._failures = context.failures
         place = self._schedule, cursor, resources.locators, group
-        if (threads := context.decode_threads) is None:
-            self._reader = SampleReader(*place)
-        else:
-            begin, most_bytes = partial(dataset.decode_ahead, threads), group.options.fetch_bytes // 8
-            self._reader = AheadReader(
-                *place, begin=begin, most_ahead=threads.most_ahead, most_bytes=most_bytes
-            )
+        self._reader: SampleReader = (
+            AheadReader(*place, leaves=dataset.leaves, threads=context.decode_threads)
+            if context.decode_threads is not None
+            else SampleReader(*place)
+        )
 
     def next(self) -> Item | End:
         while True:
@@ -314,10 +311,6 @@ class ReaderDataset(SavableDataset[Any]):
         if isinstance(value, CrudeSample):
             value.stores = leaf.stores
         return new_item((value, restore_key))
-
-    def decode_ahead(self, threads: DecodeThreads, raw: RawSample, worth: set[str]) -> None:
-        """Begin to decode parts of a raw sample."""
-        self.leaves[raw.leaf].decode_ahead(raw, threads, worth)
 
     def describe(self, raw: RawSample) -> dict[str, Any]:
         """Describe a failed sample for handlers: its key, source and part names."""
