@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from energon_stream.active_call import Activation, innermost_call
 from energon_stream.errors import ConfigError
 from energon_stream.fork import PerProcess
 from energon_stream.imports import LazyModule
 from energon_stream.threads import WorkerThread
-from energon_stream.worker import Activation, innermost_call
 
 if TYPE_CHECKING:
     import torch

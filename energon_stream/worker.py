@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from energon_stream.active_call import ACTIVE_CONFIG, Activation, ActiveCall, KeepsActiveConfig, here
 from energon_stream.arguments import check_whole
 from energon_stream.conventions import Conventions, checked, conventions
 from energon_stream.errors import ConfigError, WorkerError
@@ -16,122 +16,8 @@ from energon_stream.plugins import load_plugin
 from energon_stream.worker_fields import AssignableUntilHeld, DataParallelGroup, checked_streams, share_of
 
 
-class _Active:
-    """The current call of a hook, read through ``WorkerConfig``; active within a ``with`` block.
-
-    One object may be entered again and again. The active call is kept by thread, because several threads may
-    step loaders.
-
-    ``sample_index`` counts the hook's calls, and ``batch_index`` batches: None takes that of the enclosing
-    block, which is ``outer``. ``rng`` has the generators of a call, with its number, once a hook asks.
-    """
-
-    __slots__ = ("at_exit", "batch_index", "config", "outer", "rng", "sample_index", "stream")
-
-    def __init__(self, config: WorkerConfig, stream: int, sample_index: int, batch_index: int | None) -> None:
-        self.config: WorkerConfig = config
-        self.stream: int = stream
-        self.sample_index: int = sample_index
-        self.batch_index: int | None = batch_index
-        self.outer: _Active | None = None
-        self.rng: tuple[int, Any] | None = None
-        self.at_exit: Callable[[], None] | None = None  # called once, at the end of the block
-
-    def __enter__(self) -> None:
-        self.outer = outer = _here.active
-        if self.batch_index is None and outer is not None:
-            self.batch_index = outer.batch_index
-        _here.active = self
-
-    def __exit__(self, *_: object) -> None:
-        _here.active = self.outer
-        if self.at_exit is not None:
-            self.at_exit()
-            self.at_exit = None
-
-    def run(self, function: Callable[[Any], Any], value: Any, sample: int, batch: int | None) -> Any:
-        """Return ``function(value)``, called within a block with these counters; faster than ``with``."""
-        outer, self.sample_index, self.batch_index = _here.active, sample, batch
-        if batch is not None or outer is None or outer.config is not self.config:
-            with self:
-                return function(value)
-        self.outer, self.batch_index, _here.active = outer, outer.batch_index, self
-        try:
-            return function(value)
-        finally:
-            _here.active = outer
-
-
-class Activation(_Active):
-    """A block that a program enters and leaves by calls of its own, without ``with``."""
-
-    cache_pool: Any = None  # pool that hooks fetch with; None for that of the enclosing block
-
-
-class _Here(threading.local):
-    """The innermost active block of this thread."""
-
-    active: _Active | None = None
-
-
-_here = _Here()
-
-
-class _ActiveConfig:
-    """``WorkerConfig.active_worker_config``: that of this thread, unless the program sets another."""
-
-    named: Any = None  # what the program set
-
-    def __get__(self, config: object, kind: type | None = None) -> Any:
-        return active_config() or self.named
-
-
-class _Assignable(type):
-    """Class of ``WorkerConfig``: a program that assigns ``active_worker_config`` does not replace it."""
-
-    def __setattr__(cls, name: str, value: Any) -> None:
-        if name != "active_worker_config":
-            super().__setattr__(name, value)
-            return
-        _active_config.named = None if value is _active_config else value
-        left = _here.active
-        while isinstance(left, Activation):
-            left = left.outer
-        if value is None and left is None:  # the program clears what it left
-            _here.active = None
-
-
-_active_config = _ActiveConfig()
-
-
-def active_config() -> Any:
-    """Return the configuration of the hook that this thread runs; None outside of hooks.
-
-    A program may have set ``WorkerConfig.active_worker_config`` to an object of its own, which comes first.
-    """
-    named = _active_config.named
-    if named is None or isinstance(named, WorkerConfig):
-        return None if _here.active is None else _here.active.config
-    return named
-
-
-def innermost_call() -> _Active | None:
-    """Return the call of a hook that this thread is in; None outside of hooks."""
-    return _here.active
-
-
-def activated_pool() -> Any:
-    """Return the pool that the program passed to ``WorkerConfig.worker_activate``; None if there is none."""
-    active = _here.active
-    while active is not None:
-        if isinstance(active, Activation) and active.cache_pool is not None:
-            return active.cache_pool
-        active = active.outer
-    return None
-
-
 @dataclass(eq=False)
-class WorkerConfig(AssignableUntilHeld, metaclass=_Assignable):
+class WorkerConfig(AssignableUntilHeld, metaclass=KeepsActiveConfig):
     """The rank of this process, and its workers, streams and seed.
 
     Two configurations are equal if rank, world size, number of workers, number of streams and seed are.
@@ -189,7 +75,7 @@ class WorkerConfig(AssignableUntilHeld, metaclass=_Assignable):
     dealt_to: int = field(default=0, kw_only=True)
     sample_timeout: float | None = field(default=None, kw_only=True)
 
-    active_worker_config: ClassVar[Any] = _active_config
+    active_worker_config: ClassVar[Any] = ACTIVE_CONFIG
     """The configuration that hooks see while they run; None outside of hooks. Each thread has its own."""
 
     def __post_init__(self) -> None:
@@ -285,7 +171,7 @@ class WorkerConfig(AssignableUntilHeld, metaclass=_Assignable):
             override_local_worker_id: Number of a stream among those of this rank, to get that stream's seed.
         """
         stream = self._stream(override_local_worker_id)
-        running = self if _here.active is None else _here.active.config  # other streams after some restores
+        running = self if here.active is None else here.active.config  # other streams after some restores
         return self._seed_of(running.share(stream))
 
     def global_rank(self) -> int:
@@ -304,7 +190,7 @@ class WorkerConfig(AssignableUntilHeld, metaclass=_Assignable):
         """Return the stream with a number among those of this rank; None for the current one."""
         if of_rank is not None:
             return self.rank + of_rank * self.world_size
-        return self.rank if _here.active is None else _here.active.stream
+        return self.rank if here.active is None else here.active.stream
 
     def rank_worker_id(self) -> int:
         """Return the number of the current stream, among the streams of this rank."""
@@ -314,16 +200,16 @@ class WorkerConfig(AssignableUntilHeld, metaclass=_Assignable):
     @property
     def active_worker_sample_index(self) -> int:
         """Counter of the current hook's calls in the current stream."""
-        return 0 if _here.active is None else _here.active.sample_index
+        return 0 if here.active is None else here.active.sample_index
 
     @property
     def active_worker_batch_index(self) -> int:
         """Counter of the batches of the current stream."""
-        return 0 if _here.active is None else _here.active.batch_index or 0
+        return 0 if here.active is None else here.active.batch_index or 0
 
-    def activate(self, stream: int, sample_index: int = 0, batch_index: int | None = None) -> _Active:
+    def activate(self, stream: int, sample_index: int = 0, batch_index: int | None = None) -> ActiveCall:
         """Make this configuration visible to hooks for the length of a ``with`` block."""
-        return _Active(self, stream, sample_index, batch_index)
+        return ActiveCall(self, stream, sample_index, batch_index)
 
     def worker_activate(
         self, sample_index: int, override_global_rank: int | None = None, cache_pool: Any = None
@@ -356,7 +242,7 @@ class WorkerConfig(AssignableUntilHeld, metaclass=_Assignable):
             >>> cropped(3) == cropped(3)
             True
         """
-        if _here.active is not None:
+        if here.active is not None:
             raise WorkerError(
                 "a configuration is active in this thread",
                 hint="call worker_deactivate first; inside a hook, the loader's configuration is active",
@@ -375,7 +261,7 @@ class WorkerConfig(AssignableUntilHeld, metaclass=_Assignable):
         Raises:
             WorkerError: A pushed sample index is left, or a loader calls a hook.
         """
-        active = _here.active
+        active = here.active
         if active is None:
             return
         if not isinstance(active, Activation) or active.outer is not None:
@@ -391,9 +277,9 @@ class WorkerConfig(AssignableUntilHeld, metaclass=_Assignable):
         Raises:
             WorkerError: No configuration is active.
         """
-        if _here.active is None:
+        if here.active is None:
             raise WorkerError("no configuration is active", hint="call worker_activate first")
-        Activation(_here.active.config, self._stream(), sample_index, None).__enter__()
+        Activation(here.active.config, self._stream(), sample_index, None).__enter__()
 
     def worker_pop_sample_index(self) -> int:
         """End the last :meth:`worker_push_sample_index`, and return its counter.
@@ -401,7 +287,7 @@ class WorkerConfig(AssignableUntilHeld, metaclass=_Assignable):
         Raises:
             WorkerError: No pushed counter is left.
         """
-        active = _here.active
+        active = here.active
         if not isinstance(active, Activation) or active.outer is None:
             raise WorkerError(
                 "worker_pop_sample_index without worker_push_sample_index", hint="call them in pairs"
@@ -438,7 +324,7 @@ class WorkerConfig(AssignableUntilHeld, metaclass=_Assignable):
         Raises:
             WorkerError: The configuration has workers, and this is outside of them.
         """
-        if self.num_workers and _here.active is None:
+        if self.num_workers and here.active is None:
             raise WorkerError(
                 "this runs outside of the workers", hint="call it in a hook, or after worker_activate"
             )

@@ -11,7 +11,7 @@ ROOT = Path(energon_stream.__file__).parent
 BASE = {
     "agreement", "arguments", "arrays", "atomic_files", "conventions", "drawing", "edataclass", "errors", "fork", "imports",
     "limits", "living", "logs", "plugins", "printable", "progress", "quantities", "random_states", "rng", "samples", "selection", "threads", "tracing",
-    "system_errors", "temporary_folders", "urls", "worker", "worker_fields",
+    "system_errors", "temporary_folders", "urls", "worker", "worker_fields", "active_call",
 }  # fmt: skip
 CORE = [
     BASE,

@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
+from energon_stream.active_call import active_config
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.node import Context, End, Item, Node, State
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.printable import strip_credentials
-from energon_stream.worker import WorkerConfig, active_config
+from energon_stream.worker import WorkerConfig
 
 _log = logging.getLogger(__name__)
 

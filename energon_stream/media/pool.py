@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from energon_stream.worker import activated_pool
+from energon_stream.active_call import activated_pool
 
 if TYPE_CHECKING:
     from energon_stream.media.file_store import FileStore

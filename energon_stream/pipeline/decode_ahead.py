@@ -18,7 +18,6 @@ from energon_stream.fork import PerProcess
 from energon_stream.read.consume import SampleReader
 
 if TYPE_CHECKING:
-    from energon_stream.pipeline.leaf import Leaf
     from energon_stream.read.locator import RawSample
     from energon_stream.schedule import Cursor
 
@@ -101,13 +100,18 @@ class Decoding:
         return value
 
 
+def open_reader(*place: Any, leaves: Sequence[Any], threads: DecodeThreads | None) -> SampleReader:
+    """Return a reader of leaves at a place, which decodes ahead if there are threads."""
+    return SampleReader(*place) if threads is None else AheadReader(*place, leaves=leaves, threads=threads)
+
+
 class AheadReader(SampleReader):
     """Takes samples ahead whose bytes are there, to decode parts; its place is that of what it returned.
 
     Samples ahead hold at most an eighth of the byte budget, beside the next one.
     """
 
-    def __init__(self, *reader: Any, leaves: Sequence[Leaf], threads: DecodeThreads) -> None:
+    def __init__(self, *reader: Any, leaves: Sequence[Any], threads: DecodeThreads) -> None:
         super().__init__(*reader)
         self._leaves, self._threads, self._most_bytes = leaves, threads, self._group.options.fetch_bytes // 8
         self._worth: dict[int, set[str]] = {}  # of each leaf

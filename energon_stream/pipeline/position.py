@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from energon_stream.active_call import Activation, innermost_call
 from energon_stream.errors import StateError, StateMismatchError, WorkerError
 from energon_stream.pipeline.node import State
 from energon_stream.pipeline.stream_runner import Rotation, StreamRunner
 from energon_stream.rng import derive_key
 from energon_stream.schedule.saved import damaged, is_count, reading
-from energon_stream.worker import Activation, innermost_call
 
 _NAME = "_position"
 

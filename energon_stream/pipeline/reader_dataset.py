@@ -24,7 +24,7 @@ from energon_stream.index.entries import OffsetCache
 from energon_stream.index.shard_starts import with_starts
 from energon_stream.pipeline.blend_shares import tell_shares
 from energon_stream.pipeline.dataset import SavableDataset
-from energon_stream.pipeline.decode_ahead import AheadReader
+from energon_stream.pipeline.decode_ahead import open_reader
 from energon_stream.pipeline.failure_notes import Named
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, FailureGuard
 from energon_stream.pipeline.leaf import Leaf, draw_plan, key_of, place_of
@@ -43,7 +43,7 @@ from energon_stream.pipeline.node import (
 from energon_stream.pipeline.pack_keys import PackPlan, piece_key, piece_of
 from energon_stream.plugins import debug_log
 from energon_stream.read.at_once import fetch_samples
-from energon_stream.read.consume import ReaderGroup, SampleReader
+from energon_stream.read.consume import ReaderGroup
 from energon_stream.read.locator import Locator, RawSample
 from energon_stream.read.open_locator import open_locator
 from energon_stream.read.read_options import ReadOptions
@@ -106,11 +106,7 @@ class _ReaderNode:
         self._make = self._guard.limited(dataset.make)
         self._failures = context.failures
         place = self._schedule, cursor, resources.locators, group
-        self._reader: SampleReader = (
-            AheadReader(*place, leaves=dataset.leaves, threads=context.decode_threads)
-            if context.decode_threads is not None
-            else SampleReader(*place)
-        )
+        self._reader = open_reader(*place, leaves=dataset.leaves, threads=context.decode_threads)
 
     def next(self) -> Item | End:
         while True:

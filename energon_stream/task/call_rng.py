@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from energon_stream.active_call import innermost_call
 from energon_stream.imports import LazyModule
-from energon_stream.worker import innermost_call
 
 if TYPE_CHECKING:
     import torch

@@ -6,6 +6,7 @@ from abc import ABC
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
+from energon_stream.active_call import active_config
 from energon_stream.decode import FileStoreDecoder, SampleDecoder
 from energon_stream.errors import ConfigError
 from energon_stream.media import CachePool, active_pool
@@ -15,7 +16,7 @@ from energon_stream.task.call_rng import RngOfCall
 from energon_stream.task.cooking import Cooker, check_parameters, parameter_problem
 from energon_stream.task.field_mapping import batch_samples, convert
 from energon_stream.task.stateless import stateless
-from energon_stream.worker import WorkerConfig, active_config
+from energon_stream.worker import WorkerConfig
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

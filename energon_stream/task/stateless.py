@@ -7,11 +7,11 @@ from functools import wraps
 from inspect import isgenerator
 from typing import Any, TypeVar, overload
 
+from energon_stream.active_call import active_config
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE
 from energon_stream.random_states import RandomState, restored_states, seed_all
 from energon_stream.task.call_rng import seed_of
-from energon_stream.worker import active_config
 
 F = TypeVar("F", bound=Callable[..., Any])
 

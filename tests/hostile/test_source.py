@@ -20,7 +20,7 @@ ALLOWED = {
     ("engine/processes.py", "pickle.loads"),
     ("loader/workers.py", "pickle.loads"),
     ("media/file_pool.py", "pickle.loads"),
-    ("loader/savable.py", "marshal.loads"),
+    ("loader/position.py", "marshal.loads"),
     ("testing/store_suite.py", "pickle.loads"),
     # Pickles in parts, only with allow_pickle.
     ("decode/sample_decoder.py", "pickle.loads"),
