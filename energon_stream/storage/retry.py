@@ -57,7 +57,7 @@ class RetryPolicy:
     store answers after an outage, all waits for it end.
 
     A store that never answered this process, or one that passed its knowledge on, may not exist: it is tried
-    for ``patience`` seconds. So is one whose answers make no sense.
+    for ``patience`` seconds, and twice. So is one whose answers make no sense.
 
     Example:
         >>> waits = []
@@ -148,10 +148,12 @@ class RequestFailures:
         most = math.inf if policy.attempts is None else policy.attempts
         if isinstance(failure, RangeError):  # the object, by the store's word, does not have the bytes
             most = min(most, 4)
-        if self.spent >= self.limit or self.count >= most:
+        # One attempt at an unknown store that is late may take longer than the patience, and gets a second one.
+        limit = self.limit if self.count > 1 else policy.deadline
+        if self.spent >= limit or self.count >= most:
             return None
         # The exponent is far beyond any wait, and the power of a thousand retries would overflow.
         longest = min(policy.max_delay, policy.base_delay * 4.0 ** min(self.count - 1, 60))
-        delay = min(policy.jitter() * longest, self.limit - self.spent)
+        delay = min(policy.jitter() * longest, max(0.0, self.limit - self.spent))
         self._waited += delay
         return delay
