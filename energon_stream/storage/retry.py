@@ -71,8 +71,7 @@ class RetryPolicy:
     """
 
     deadline: float = _DEADLINE  # seconds from a request's first failure to its last attempt
-    # The same, if the store gives bad answers, or is unknown; then from the request's start. A server that
-    # restarts takes about three seconds.
+    # The same for bad answers, and for an unknown store from the request's start. Servers restart in 3 s.
     patience: float = 4.0
     attempts: int | None = None  # the first included
     base_delay: float = 0.002  # most seconds of the first wait
@@ -148,8 +147,7 @@ class RequestFailures:
         most = math.inf if policy.attempts is None else policy.attempts
         if isinstance(failure, RangeError):  # the object, by the store's word, does not have the bytes
             most = min(most, 4)
-        # One attempt at an unknown store that is late may take longer than the patience, and gets a second one.
-        limit = self.limit if self.count > 1 else policy.deadline
+        limit = self.limit if self.count > 1 else policy.deadline  # one late answer may outlast the patience
         if self.spent >= limit or self.count >= most:
             return None
         # The exponent is far beyond any wait, and the power of a thousand retries would overflow.

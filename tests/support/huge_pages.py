@@ -10,7 +10,7 @@ _HUGE, _MADV_COLLAPSE = 1 << 21, 25
 
 def take_huge_pages() -> None:
     """Let the kernel hold what this process has in memory now in huge pages, if it can: forking after imports
-    takes a third of the time. Where memory is short, finding such pages takes long: those of a second will do.
+    takes a third of the time. Where memory is short, finding them takes long: those of a second will do.
     """
     end = time.monotonic() + 1
     with contextlib.suppress(OSError, AttributeError):  # Linux alone has these
