@@ -96,7 +96,16 @@ class Encoder(DefaultTaskEncoder):
         return samples
 
 
-def opened(folder, decoder=None, workers=0, names=Encoder.names, decode_threads=0, streams=2, **more):
+def opened(
+    folder,
+    decoder=None,
+    workers=0,
+    names=Encoder.names,
+    decode_threads=0,
+    streams=2,
+    storage_options=None,
+    **more,
+):
     encoder = Encoder(decoder or SampleDecoder())
     encoder.names = names
     config = WorkerConfig(0, 1, workers, num_streams=streams)
@@ -105,6 +114,7 @@ def opened(folder, decoder=None, workers=0, names=Encoder.names, decode_threads=
         worker_config=config,
         task_encoder=encoder,
         batch_size=3,
+        storage_options=storage_options,
         shuffle_buffer_size=5,
         max_samples_per_sequence=6,
     )
@@ -117,7 +127,7 @@ def run(loader, count):
         for batch in islice(loader, count):
             found.append(batch)
             states.append(loader.save_state_rank())
-        return found, states, loader.bad_samples(), loader.stats().io.total_requests
+        return found, states, loader.bad_samples()
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +138,7 @@ def wanted(folder):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["fork", "thread"])
 def test_batches_states_and_failures_are_those_without_threads(folder, wanted, workers, kind):
-    batches, states, bad, requests = wanted
+    batches, states, bad = wanted
     found = run(opened(folder, workers=workers, decode_threads=2, worker_type=kind), 26)
     if kind == "thread" and workers:
         batches = [[{**sample, "here": False} for sample in batch] for batch in batches]
@@ -136,7 +146,22 @@ def test_batches_states_and_failures_are_those_without_threads(folder, wanted, w
     assert_equal_values(found[1], states) if workers < 2 else None
     assert bad
     assert sorted(map(str, found[2])) == sorted(map(str, bad))  # the lines of errors, too
-    assert found[3] == requests or workers == 2
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_requests_are_those_without_threads(folder, s3_server, tmp_bucket, streams):
+    """Each byte once, in as many requests; and the samples are the same."""
+    s3_server.upload_folder(folder, f"{tmp_bucket}/data")
+    found = []
+    for threads in (0, 2):
+        options = {"storage_options": s3_server.storage_options, "streams": streams}
+        with opened(f"{tmp_bucket}/data", decode_threads=threads, **options) as loader:
+            keys = [sample["__key__"] for batch in islice(loader, 15) for sample in batch]
+            io = loader.stats().io
+        found.append((keys, io.total_requests, io.bytes_received))
+    assert found[0][0] == found[1][0]
+    assert found[1][1] <= found[0][1] + 1
+    assert found[1][2] <= 1.2 * found[0][2]
 
 
 def test_a_chain_of_restores_with_and_without_threads(folder, wanted):

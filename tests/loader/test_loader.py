@@ -57,12 +57,16 @@ def plain(size, workers, streams):
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize(("workers", "start_method"), [(1, "fork"), (2, "fork"), (3, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "start_method"), [(1, "fork"), (2, "fork"), (3, "fork"), (2, "spawn"), (3, "thread")]
+)
 @pytest.mark.usefixtures("forked_spawn")
 def test_workers_give_what_the_streams_give_in_process(workers, start_method):
     expected = list(get_loader(dataset(streams=6)))
-    with get_loader(dataset(workers, streams=6), start_method=start_method) as loader:
-        for _ in range(2 if start_method == "fork" else 1):  # passes follow each other
+    is_thread = start_method == "thread"
+    options = {"worker_type": "thread"} if is_thread else {"start_method": start_method}
+    with get_loader(dataset(workers, streams=6), **options) as loader:
+        for _ in range(1 if start_method == "spawn" else 2):  # passes follow each other
             found = list(loader)
             assert len(found) == len(expected) == len(loader)
             assert_equal_values(found, expected)
@@ -83,15 +87,16 @@ def take(loader, count):
 @given(
     st.sampled_from([0, 1, 2, 3]),
     st.integers(1, 40),
-    st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["fork", "thread"])), min_size=1, max_size=4),
 )
-def test_any_chain_of_restores_gives_the_uninterrupted_sequence(workers, size, cuts):
+def test_any_chain_of_restores_gives_the_uninterrupted_sequence(workers, size, parts):
+    cuts = [cut for cut, _ in parts]
     streams = 6
     reference = take(get_savable_loader(plain(size, 0, streams)), sum(cuts) + 8)
     state, at = None, 0
-    for number, cut in enumerate([*cuts, 8]):
+    for number, (cut, kind) in enumerate([*parts, (8, "fork")]):
         # Another number of workers each time: streams own the state, not workers.
-        with get_savable_loader(plain(size, (workers + number) % 4, streams)) as loader:
+        with get_savable_loader(plain(size, (workers + number) % 4, streams), worker_type=kind) as loader:
             loader.restore_state_rank(state)
             assert take(loader, cut) == reference[at : at + cut]
             at += cut
@@ -182,10 +187,10 @@ def test_restoring_while_iterating_or_with_a_wrong_state_is_named():
         dumps({"x": object()})
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_closed_loader_says_so_and_goes_on_when_it_is_iterated_again(workers):
+@pytest.mark.parametrize(("workers", "kind"), [(0, "fork"), (2, "fork"), (2, "thread")])
+def test_a_closed_loader_says_so_and_goes_on_when_it_is_iterated_again(workers, kind):
     expected = list(get_loader(dataset(streams=6)))
-    loader = get_loader(dataset(workers, streams=6))
+    loader = get_loader(dataset(workers, streams=6), worker_type=kind)
     batches = iter(loader)
     found = [next(batches), next(batches)]
     loader.close()
