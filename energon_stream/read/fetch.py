@@ -54,7 +54,7 @@ class RangeFetch:
     )
 
     def __init__(self, request: Request, locator: Locator, *, keeps: bool, is_shared: bool = False) -> None:
-        self.request: Request = request
+        self.request: Request = locator.with_neighbours(request)
         self.keeps: bool = keeps  # the answer, when no planned sample needs it any more
         self.is_requested: bool = False
         self._locator = locator

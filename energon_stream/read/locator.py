@@ -82,6 +82,10 @@ class Locator(Protocol):
         sample has at least one.
         """
 
+    def with_neighbours(self, request: Request) -> Request:
+        """Return a request with the bytes around, if a leaf's first sample is to be compared with them."""
+        return request
+
     def object(self, number: int, /) -> ShardObject:
         """Return the object of a number."""
 

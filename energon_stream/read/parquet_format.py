@@ -44,7 +44,7 @@ pa: Any = LazyModule("pyarrow", "parquet")
 pq: Any = LazyModule("pyarrow.parquet", "parquet")
 
 _GAP, _PIECE = 32 << 10, 8 << 20  # unwanted bytes that are read over; the largest request
-_BATCH_ROWS = 512  # rows that are decoded before their bytes are counted
+_FIRST_ROWS, _BATCH_ROWS = 8, 512  # rows that are decoded before their bytes are counted: first, and at most
 _MOST_SHARE = 1 << 20  # bytes for which a row stands: a larger row would be planned alone
 _KEPT_BYTES = 256 << 20  # decoded row groups that are kept for rows that are planned later
 _TABLE_BYTES = 4 << 10  # what a decoded row group takes beside its values
@@ -369,10 +369,13 @@ class ParquetLocator(Locator):
             source = pa.PythonFile(_Pieces(pieces, self.index.opened[number].size or 0), mode="r")
             file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
             options = {"row_groups": [own], "columns": footer.columns, "use_threads": False}
-            for batch in file.iter_batches(_BATCH_ROWS, **options):
+            for batch in file.iter_batches(_FIRST_ROWS, **options):
                 batches.append(batch)
                 held += batch.nbytes
                 _check_bytes(held, own, url, limits)
+                # Twice the rows, or as many of this size as the limit leaves: a few bytes may be long values.
+                fitting = (limits.table_bytes - held) * batch.num_rows // max(1, 4 * batch.nbytes)
+                file.reader.set_batch_size(max(1, min(2 * batch.num_rows, fitting, _BATCH_ROWS)))
             table = pa.Table.from_batches(batches)
             if table.num_rows != rows:
                 raise ValueError(f"row group {own} has {table.num_rows} rows, and {rows} by the footer")

@@ -244,6 +244,9 @@ class PartLocator(Locator):
                 self._asked[part] = True
         return self._asked[part]
 
+    def with_neighbours(self, request: Request) -> Request:
+        return self.whole.with_neighbours(request) if self._skips is False else request
+
     def object(self, number: int) -> ShardObject:
         return self.whole.object(number)
 

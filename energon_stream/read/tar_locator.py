@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from energon_stream.cache.cached_store import CachedStore
 from energon_stream.errors import CorruptTarError, IndexMismatchError, ObjectNotFoundError
 from energon_stream.index.checksums import new_digest
 from energon_stream.index.entries import EntryPages, Load, OffsetCache
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _NONE: frozenset[str] = frozenset()
 _KINDS = 16  # of samples, by the names of their parts, whose neighbours are looked at
 _NEAR = 8 << 20  # bytes of a sample and its neighbours that are fetched for that
+_HEADERS = 8 * TAR_RECORD  # bytes that the headers of a member may have
 
 
 def _cut_alike(leaf: int, path: str, data: memoryview, found: AlikeSamples, excluded: frozenset[str]) -> Cut:
@@ -72,6 +74,7 @@ class TarLocator(Locator):
     # Where each sample begins, as if all were in one object, and the end; None if the sizes are unknown.
     _bounds: Int64Array | None = field(init=False)
     _usual: set[tuple[str, ...]] = field(init=False, default_factory=set)  # names of parts
+    _is_begun: bool = field(init=False, default=False)  # whether the first sample was requested
     # For each sample, whether it was compared with the one before.
     _compared: npt.NDArray[np.bool_] = field(init=False)
 
@@ -121,6 +124,18 @@ class TarLocator(Locator):
         _, starts, stops = self.locate(samples)
         return starts[:, 0], stops[:, 0]
 
+    def with_neighbours(self, request: Request) -> Request:
+        if self._is_begun or not self._is_doubtful or isinstance(self.store, CachedStore):
+            return request  # what was warmed asks for nothing
+        self._is_begun = True
+        around = [request.samples.min() - 1, request.samples.max() + 1]
+        first, last = self.index.shard_starts[request.object : request.object + 2] - (0, 1)
+        _, starts, stops = self.locate(np.clip(around, first, last))
+        start, end = min(int(starts[0, 0]), request.start), request.range.stop
+        stop = max(end, min(int(stops[1, 0]), end + _HEADERS))
+        size = stop - start
+        return replace(request, start=start, size=size) if size <= request.size + _NEAR else request
+
     def object(self, shard: int) -> ShardObject:
         return ShardObject(self.store, self.index.shard_paths[shard], self._versions)
 
@@ -154,7 +169,7 @@ class TarLocator(Locator):
                 if before is not None and not joined:
                     self._compared[sample] = True
                 if are_whole and not joined and self._is_unusual(names):
-                    self._check_neighbours(request.object, sample, key, names)
+                    self._check_neighbours(request, data, sample, key, names)
             except CorruptTarError as error:
                 raise self._mismatch(error, path, begin + first) from error
             if key in excluded:
@@ -188,27 +203,35 @@ class TarLocator(Locator):
                 return name is not None and name[0] == key
         return False
 
-    def _is_unusual(self, names: Sequence[str]) -> bool:
-        """Return whether a sample has other parts than those before; False if the index tells more."""
-        if self._bounds is not None or self.store.is_local or self.index.plain is not None:
-            return False
-        if not self._usual:
-            self._usual.add(tuple(names))
-        return len(self._usual) < _KINDS and tuple(names) not in self._usual
+    @property
+    def _is_doubtful(self) -> bool:
+        """Whether samples are only where a ``.tar.idx`` says, and their neighbours take requests."""
+        return self._bounds is None and not self.store.is_local and self.index.plain is None
 
-    def _check_neighbours(self, shard: int, sample: int, key: str, names: Sequence[str]) -> None:
-        """Raise CorruptTarError if the ranges of its neighbours have parts of a sample, by a request."""
-        first, last = self.index.shard_starts[shard : shard + 2] - (0, 1)
-        _, starts, stops = self.locate(np.array([max(first, sample - 1), min(last, sample + 1)]))
-        start, stop = int(starts.min()), int(stops.max())
-        if stop - start <= _NEAR:
-            data = self.object(shard).get_range(ByteRange(start, stop)).data
-            for member in walk_members(
-                lambda at, length: data[at - start : at - start + length], start, stop
-            ):
-                name = split_name(member.name) if member.is_file else None
-                if name is not None and name[0] == key and name[1] not in names:
-                    raise CorruptTarError(f"it leaves the part {name[1]!r} of the sample {key!r} out")
+    def _is_unusual(self, names: Sequence[str]) -> bool:
+        """Return whether no sample before had the same parts; False if the index tells more."""
+        return len(self._usual) < _KINDS and tuple(names) not in self._usual and self._is_doubtful
+
+    def _check_neighbours(
+        self, request: Request, data: memoryview, sample: int, key: str, names: Sequence[str]
+    ) -> None:
+        """Raise CorruptTarError if the ranges of its neighbours have parts of a sample, by a request unless
+        the answer has them.
+        """
+        first, last = self.index.shard_starts[request.object : request.object + 2] - (0, 1)
+        _, starts, stops = self.locate(np.clip(sample + np.arange(-1, 2), first, last))
+        start, own, stop = int(starts[0, 0]), int(stops[1, 0]), int(stops[2, 0])
+        begin = request.start
+        if begin <= start and min(stop, own + _HEADERS) <= begin + len(data):
+            stop = int(starts[1, 0])  # what follows was looked at
+        elif stop - start <= _NEAR and (self._usual or not isinstance(self.store, CachedStore)):
+            data, begin = self.object(request.object).get_range(ByteRange(start, stop)).data, start
+        else:
+            stop = start
+        for member in walk_members(lambda at, length: data[at - begin : at - begin + length], start, stop):
+            name = split_name(member.name) if member.is_file else None
+            if name is not None and name[0] == key and name[1] not in names:
+                raise CorruptTarError(f"it leaves the part {name[1]!r} of the sample {key!r} out")
         self._usual.add(tuple(names))
 
     def _starts_before(self, request: Request, joined: bool) -> Int64Array | None:

@@ -405,3 +405,27 @@ def test_memory_of_footers_and_row_groups_is_bounded(tmp_path, monkeypatch):
     assert sorted(number for number, _ in found) == list(range(600))
     assert all(value == rows[number] for number, value in found)
     assert most < 40_000
+
+
+@pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY"])
+def test_rows_that_repeat_long_values_are_refused_near_the_limit(tmp_path, encoding):
+    """A dictionary, or prefixes: 205 MB of values in 2 kB; Arrow's own count of the peak."""
+    options = {"column_encoding": {"x": encoding}} if encoding != "PLAIN" else {}
+    rows = ["y" * 400_000 + ("" if encoding == "PLAIN" else str(row)) for row in range(512)]
+    pq.write_table(
+        pa.table({"x": rows}),
+        tmp_path / "x.parquet",
+        use_dictionary=encoding == "PLAIN",
+        compression="zstd",
+        **options,
+    )
+    assert (tmp_path / "x.parquet").stat().st_size < 2000
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(LimitError, match="table_bytes"):
+            in_order(tmp_path / "x.parquet", limits=Limits(table_bytes=20_000_000))
+    finally:
+        pa.set_memory_pool(usual)
+    assert 20_000_000 < pool.max_memory() < 40_000_000
