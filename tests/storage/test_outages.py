@@ -286,15 +286,16 @@ def test_first_contact_names_the_cause(transport, cause, scheme, words):
 )
 def test_first_contact_with_a_silent_server(s3_server, tmp_bucket, transport, limit, form, monkeypatch):
     """The limits are nine seconds; shorter here. An answer that is only late is asked for again."""
-    monkeypatch.setattr(f"energon_stream.storage.{limit}", form(1))
     policy = RetryPolicy(patience=0.1)
+    wait_for = lambda seconds: monkeypatch.setattr(f"energon_stream.storage.{limit}", form(seconds))  # noqa: E731
+    wait_for(1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         store = spec(f"http://127.0.0.1:{listener.getsockname()[1]}", transport)
         with pytest.raises(TransientStorageError, match=r"no answer.*after 2 attempts") as caught:
             store.open(policy=policy).get_range("key", FIRST)
     assert not caught.value.answered
     s3_server.put(f"{tmp_bucket}/key", b"bytes")
-    monkeypatch.setattr(f"energon_stream.storage.{limit}", form(5))
+    wait_for(5)
     s3_server.add_rule(Rule("delay", seconds=60, times=1))
     late = StoreSpec(tmp_bucket, s3_server.storage_options, transport).open(policy=policy)
     assert bytes(late.get_range("key", FIRST).data) == b"bytes"[FIRST.start : FIRST.stop]
