@@ -9,6 +9,7 @@ when they arrive: each sample counts until it is consumed.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 def slow_start_bytes(latency: float) -> int:
     """Return the bytes that may be in flight at first: what a line of ten gigabits and this latency holds."""
     return max(16 << 20, int(latency * 1.25e9))
+
+
+_SLOW_LINE = 125e6
+"""Bytes per second of a line of a gigabit. For as long as it takes, the first samples have a head start."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +56,8 @@ class Budget:
         self._under_way: list[RangeFetch] = []  # requests whose arrival still counts
         self._first: list[RangeFetch] = []  # requests of the first samples; all others wait for them
         self._first_made = 0.0  # when they were made
+        self._latency = 0.0  # seconds to the first byte, as far as that is known; else 0
+        self._head_start = math.inf  # when others may follow before their answers
         self._arrived = 0  # bytes that have arrived since
         self._start_bytes: int | None = None  # bytes that may be in flight at first; None if that is over
 
@@ -70,6 +77,10 @@ class Budget:
         starting = self._start_bytes is not None and any(lane.queue for lane in self._lanes)
         return bool(self._first) or starting
 
+    def starting(self) -> list[RangeFetch]:
+        """Return requests under way, of which each that arrives may admit others; none after the start."""
+        return [] if self._start_bytes is None else [each for each in self._under_way if not each.has_arrived]
+
     def free(self, size: int) -> bool:
         """Note that bytes were consumed. Return whether there is enough room to look ahead again."""
         self.outstanding_bytes -= size
@@ -81,10 +92,27 @@ class Budget:
         self._freed = 0
         self._note_arrivals()
 
-    def first(self, requests: Iterable[RangeFetch]) -> None:
-        """Note that these requests of the first samples were made. All others wait for their answers."""
-        self._first_made, self._arrived = self._clock(), 0
+    def first(self, requests: Iterable[RangeFetch], latency: float) -> None:
+        """Note that these requests of the first samples were made. All others wait for their answers.
+
+        If the latency is known, in seconds to a first byte, others follow so closely that they arrive behind.
+        """
+        self._first_made, self._arrived, self._latency = self._clock(), 0, latency
         self._first = list(requests)
+        pause = sum(request.size for request in self._first) / _SLOW_LINE
+        self._head_start = self._first_made + pause if latency else math.inf
+
+    @property
+    def follows(self) -> bool:
+        """True while other requests are made before the answers of the first ones."""
+        return bool(self._first) and self._start_bytes is not None
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds until other requests may follow those of the first samples, if they wait for that."""
+        if not self._first or self._start_bytes is not None or self._head_start == math.inf:
+            return None
+        return max(0.0, self._head_start - self._clock())
 
     def admit(self) -> Iterator[RangeFetch]:
         """Yield the requests to make now, most urgent first. A larger one than the budget goes out alone.
@@ -94,10 +122,13 @@ class Budget:
         together, the most urgent with the last.
         """
         if self._first:
-            if not all(request.has_arrived for request in self._first):
+            if all(request.has_arrived for request in self._first):
+                self._start_bytes = slow_start_bytes(self._clock() - self._first_made)
+                self._first = []
+            elif self._clock() < self._head_start:
                 return
-            self._start_bytes = slow_start_bytes(self._clock() - self._first_made)
-            self._first = []
+            elif self._start_bytes is None:
+                self._start_bytes = slow_start_bytes(self._latency)
         # By slack; of equal ones, the lane comes first that was opened first.
         urgent = [(lane.slack, number, lane) for number, lane in enumerate(self._lanes) if lane.queue]
         heapify(urgent)

@@ -43,7 +43,7 @@ class ReaderGroup:
         readers: int = 1,
         *,
         clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[list[Future[Any]]], None] = wait_for_first,
+        wait: Callable[[list[Future[Any]], float | None], None] = wait_for_first,
     ) -> None:
         size = options.fetch_bytes * readers
         self.options = options
@@ -79,7 +79,7 @@ class ReaderGroup:
         self.look_again = False  # from here on, other threads may set it again
         reader.begin()
         self.budget.look()
-        fill = self._fill_together if self._joins else self._fill
+        fill: Callable[[SampleReader], bool] = self._fill_together if self._joins else self._fill
         while True:
             self.request()
             if not fill(reader):
@@ -91,9 +91,21 @@ class ReaderGroup:
         if self.budget.is_starting or any(soon):
             self.look_again = True
 
-    def _fill(self, reader: SampleReader) -> bool:
-        """Let each reader plan one generation if it can; return whether one did."""
-        planned = reader.fill(wait=True)
+    def wait_for(self, fetch: RangeFetch) -> None:
+        """Wait for an answer. At the start, request others meanwhile, as far as answers arrive."""
+        while not fetch.has_arrived:
+            pause, others = self.budget.pause, self.budget.starting()
+            if pause is None and not others:
+                return
+            self.wait([fetch.answer, *(other.answer for other in others)], pause)
+            self.budget.look()
+            self.request()
+            while not self._joins and self._fill(None):
+                self.request()
+
+    def _fill(self, reader: SampleReader | None) -> bool:
+        """Let each reader plan one generation if it can; return whether one did. Wait only for ``reader``."""
+        planned = reader is not None and reader.fill(wait=True)
         for other in self._open:
             if other is not reader:
                 with suppress(StorageError):  # the other reader raises it when it is read
@@ -249,6 +261,8 @@ class SampleReader:
                 del self._fetches[request]
             if self._group.budget.free(freed):
                 self._group.look_again = True
+        if not fetch.is_split:
+            self._group.wait_for(fetch)
         return fetch
 
     def _read_alone(self, planned: LargeSample) -> RawSample | None:
@@ -283,10 +297,10 @@ class SampleReader:
         group.request()
         made = [fetch for number, fetch in self._fetches.items() if number >= earlier and fetch.is_requested]
         first = [fetch for fetch in made if not fetch.is_local]
-        group.budget.first(first)
+        group.budget.first(first, group.fetcher.latency)
         locating.take(limits.second_take)
         while first and not first[0].has_arrived and not self._add_located(wait=False):
-            group.wait([first[0].answer, *locating.awaited()])
+            group.wait([first[0].answer, *locating.awaited()], None)
 
     def fill(self, wait: bool) -> bool:
         """Plan one generation if no planned request waits and the limits allow; return whether that was done.
@@ -344,8 +358,9 @@ class SampleReader:
 
     @property
     def is_held_back(self) -> bool:
-        """True if later generations wait until the first samples are consumed."""
-        return self._planner.generation == 2 and self._lane.consumed < self._planner.exact_end
+        """True if later generations wait until the first samples are consumed, or follow them closely."""
+        is_first = self._planner.generation == 2 and self._lane.consumed < self._planner.exact_end
+        return is_first and not self._group.budget.follows
 
     def _add_located(self, wait: bool) -> bool:
         """Add located references to the planner. Return False if index entries of some have not arrived."""

@@ -26,9 +26,9 @@ _REPEATS = 2
 """Times that bytes which disagree with the index are requested again."""
 
 
-def wait_for_first(answers: list[Future[Any]]) -> None:
-    """Wait until one of some answers is there."""
-    wait(answers, return_when=FIRST_COMPLETED)
+def wait_for_first(answers: list[Future[Any]], seconds: float | None = None) -> None:
+    """Wait until one of some answers is there, or for some seconds."""
+    wait(answers, seconds, FIRST_COMPLETED)
 
 
 class RangeFetch:
@@ -79,6 +79,11 @@ class RangeFetch:
     @property
     def has_arrived(self) -> bool:
         return self._answer is not None and self._answer.done()
+
+    @property
+    def is_split(self) -> bool:
+        """True if a sample was cut already."""
+        return self._cut is not None
 
     @property
     def is_local(self) -> bool:

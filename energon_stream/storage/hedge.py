@@ -70,6 +70,11 @@ class LatencyModel:
         """
         return _EARLY * self._longest + _FLOOR if self._longest and not self._late_after else inf
 
+    @property
+    def fastest(self) -> float:
+        """Seconds of the fastest remembered answer of any size; 0 without any."""
+        return min((ordered[0] for _, ordered in self._seen.values()), default=0.0)
+
     def late_after(self, size: int) -> float:
         """Return the seconds after which a request of ``size`` bytes is late; infinite while unknown."""
         if not self._late_after:

@@ -22,7 +22,18 @@ class ConcurrencyLimit:
         self._largest = largest
         self.limit: int = largest  # requests that may be in flight now, 1 or more
         self._attempts = self._rejections = 0
+        self._before = 0  # rejections of the window before
         self._ignored = 0
+
+    @property
+    def has_rejected(self) -> bool:
+        """True if the store rejected some of the latest attempts."""
+        return self._rejections + self._before > 0
+
+    @property
+    def is_wide(self) -> bool:
+        """True if rejections have hardly shrunk the limit, so that they do not depend on the load."""
+        return self.limit > self._largest // 2
 
     def observe(self, *, rejected: bool, in_flight: int) -> None:
         """Learn from an answer to one of ``in_flight`` requests: whether the store rejected it."""
@@ -42,4 +53,5 @@ class ConcurrencyLimit:
             self.limit = min(self._largest, self.limit + step)
         else:
             return
+        self._before = self._rejections
         self._attempts = self._rejections = 0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -64,6 +65,7 @@ class _PoolRun(RequestRun[_PoolTask], AttemptListener):
         granted.acquire()
         with pool.lock:
             pool.scheduler.begin(self, time.monotonic())
+        pool.start_threads()
 
     def answered(self) -> bool:
         with self._pool.lock:
@@ -123,7 +125,10 @@ class RequestPool:
         self.lock: threading.Lock = threading.Lock()
         self.granting: _Granting = _Granting(self)
         self.scheduler: RequestScheduler[_PoolTask] = RequestScheduler(
-            max_in_flight, hedged_share, lambda task: self._start(self._second, task), self._wake
+            max_in_flight,
+            hedged_share,
+            lambda task: self._threads_to_start.append(partial(self._second, task)),
+            self._wake,
         )
         # A queue waits in C; a Condition would cost 8 us more per request.
         self._granted: SimpleQueue[_PoolTask | None] = SimpleQueue()
@@ -260,5 +265,6 @@ class RequestPool:
             with self.lock:
                 now = time.monotonic()
                 look_at = self.scheduler.look(now)
+            self.start_threads()
             with suppress(Empty):
                 goes_on = self._signals.get(timeout=None if look_at == math.inf else max(0.0, look_at - now))

@@ -17,6 +17,8 @@ _WORTH_DROPPING = 1 << 20
 """Bytes of an answer that have arrived anyway when its first ones are read. To drop a smaller answer costs a
 connection and saves nothing."""
 _ANY_SIZE = 1
+_CHEAP = 256 << 10
+"""Bytes of a request that is sent twice at once where the store rejects others."""
 _MOST_REPEATS = 2  # if one answer in fifty is late, one late request in fifty has a late second one
 
 STALLED = 20.0
@@ -31,6 +33,8 @@ class RequestTask:
     urgency: tuple[int, int] = (0, 0)  # deadline, order of submission
     has_slot: bool = False
     hedges: int = 0  # second requests
+    is_rejected: bool = False  # whether the store rejected an attempt
+    twin_bytes: int = 0  # bytes set aside for a second attempt that was sent beside the latest one
     runs: int = 1  # first and second requests that have not ended
     reading: int = 0  # runs whose first bytes have arrived
     settled: bool = False
@@ -43,13 +47,14 @@ T = TypeVar("T", bound=RequestTask)
 class RequestRun(Generic[T]):
     """One run of a task, which makes attempts. A second run makes one attempt and has no slot."""
 
-    __slots__ = ("is_reading", "is_second", "started", "task")
+    __slots__ = ("is_accepted", "is_reading", "is_second", "started", "task")
 
     def __init__(self, task: T, *, is_second: bool = False) -> None:
         self.task: T = task
         self.is_second: bool = is_second
         self.started: float = -1.0  # of the latest attempt; negative before the first
-        self.is_reading: bool = False  # whether the latest attempt's first bytes arrived
+        self.is_accepted: bool = False  # whether the latest attempt's first bytes arrived
+        self.is_reading: bool = False  # and are wanted
 
 
 @dataclass(slots=True)
@@ -81,6 +86,7 @@ class RequestScheduler(Generic[T]):
         self.budget: HedgeBudget = HedgeBudget(hedged_share)
         self.is_closing: bool = False  # tasks that return get a slot at once, and none is repeated
         self.max_hedges: int = max(1, max_in_flight // 3)  # second requests at a time
+        self._next = max(1, max_in_flight // 4)  # requests in flight that are needed next
         self._max_stalled = self.max_hedges + 2 * max_in_flight
         self._limiter = ConcurrencyLimit(max_in_flight)
         self._busy = 0  # slots taken
@@ -97,6 +103,11 @@ class RequestScheduler(Generic[T]):
         # The time to the first byte is short and hardly depends on the size, so it shows much sooner that a
         # request is late.
         self._to_first_byte = LatencyModel.of_first_bytes()
+
+    @property
+    def latency(self) -> float:
+        """Seconds to the first byte of the fastest of the latest answers; 0 without any."""
+        return self._to_first_byte.fastest
 
     # Slots
 
@@ -140,7 +151,7 @@ class RequestScheduler(Generic[T]):
         Raises AnswerUnwanted if another run was faster.
         """
         task = run.task
-        run.is_reading = False
+        run.is_reading = run.is_accepted = False
         if not (run.is_second or task.has_slot or task.settled):
             heapq.heappush(self._returning, (task.urgency, task))
             return False
@@ -150,6 +161,9 @@ class RequestScheduler(Generic[T]):
         if self._repeats_late and task.size and not run.is_second:
             # After a second request, this attempt is repeated only if it stalls.
             watched = self._watched[task] = _Watched(now, _MOST_REPEATS if task.hedges else 0)
+            if self._is_sent_twice(task):
+                task.twin_bytes = task.size
+                self._begin_second(task, task.size)
             late_at = now + min(self._late_after(task, watched), self._stalls_after(task))
             if late_at < self._look_at:
                 self._look_again(late_at)
@@ -158,7 +172,13 @@ class RequestScheduler(Generic[T]):
     def answered(self, run: RequestRun[T], now: float) -> bool:
         """Note that the first bytes of an answer arrived; return whether the rest is wanted."""
         task = run.task
-        run.is_reading = not (task.settled and task.size > _WORTH_DROPPING)
+        # Not at the end: a rejection has no body, so it would be noted before answers that came earlier.
+        run.is_accepted = True
+        self._limiter.observe(rejected=False, in_flight=self._busy)
+        is_surplus = run.is_second and task.twin_bytes > 0 and task.reading > 0
+        run.is_reading = not ((task.settled or is_surplus) and task.size > _WORTH_DROPPING)
+        if is_surplus and not run.is_reading:
+            self.budget.spend(_WORTH_DROPPING - task.size)
         task.reading += run.is_reading
         if run.is_reading and task.size:
             if task in self._watched:
@@ -177,7 +197,11 @@ class RequestScheduler(Generic[T]):
             self._watched.pop(task, None)
         elif error is not None and task in self._watched:  # a failing store must not get a third request
             self._watched[task].repeats = _MOST_REPEATS
-        if is_rejected or not is_transient:
+        if is_rejected:  # of two attempts at once, the store answers one at most
+            task.is_rejected = True
+            self.budget.spend(-task.twin_bytes)
+            task.twin_bytes = 0
+        if is_rejected or not (is_transient or run.is_accepted):
             self._limiter.observe(rejected=is_rejected, in_flight=self._busy)
         is_learnt = task.size > 0 and error is None and self._to_end.observe(task.size, now - run.started)
         if is_learnt and self._watched:
@@ -222,14 +246,8 @@ class RequestScheduler(Generic[T]):
             watched = self._watched[task]
             late_after = self._late_after(task, watched)
             wait = self._stalls_after(task) if late_after == math.inf else late_after
-            has_room = self._hedges < (self._max_stalled if stalls else self.max_hedges)
-            if has_room and not self.is_closing and (stalls or self.budget.can_spend(task.size)):
-                self._hedges += 1
-                task.hedges += 1
-                task.runs += 1
-                self._repeat(task)
-                if not stalls:
-                    self.budget.spend(task.size)
+            if self._may_repeat(task, stalls):
+                self._begin_second(task, 0 if stalls else task.size)
                 watched.repeats += 1
                 watched.started, watched.is_answering = now, False  # the second request may be late, too
             elif stalls:
@@ -237,6 +255,30 @@ class RequestScheduler(Generic[T]):
             watched.look_at = now + wait
             self._look_at = min(self._look_at, watched.look_at)
         return self._look_at
+
+    def _may_repeat(self, task: T, stalls: bool = False) -> bool:
+        has_room = self._hedges < (self._max_stalled if stalls else self.max_hedges)
+        return has_room and not self.is_closing and (stalls or self.budget.can_spend(task.size))
+
+    def _begin_second(self, task: T, cost: int) -> None:
+        self._hedges += 1
+        task.hedges += 1
+        task.runs += 1
+        self.budget.spend(cost)
+        self._repeat(task)
+
+    def _is_sent_twice(self, task: T) -> bool:
+        """Return whether an attempt is sent twice at once: it is needed next, and the store rejects some.
+
+        Each rejection of one of the next requests costs a round trip for which the consumer waits. A store
+        that rejects because it is busy gets no such requests: it shrinks the limit.
+        """
+        limiter = self._limiter
+        if not (task.is_rejected or (task.size <= _CHEAP and limiter.has_rejected)):
+            return False
+        if not limiter.is_wide or not self._may_repeat(task):
+            return False
+        return sum(other.urgency < task.urgency for other in self._watched) < self._next
 
     def _look_again(self, look_at: float) -> None:
         self._look_at = look_at

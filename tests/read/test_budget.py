@@ -78,3 +78,40 @@ def test_requests_are_made_as_a_scan_of_all_lanes_would_find_them(size, is_share
                 break
             assert request is expected
             made.append(request)
+
+
+def test_other_requests_follow_the_first_ones_so_that_they_arrive_behind_them():
+    """Two megabytes take 16 ms on a line of a gigabit; at 40 ms, 50 MB are in flight at ten gigabits."""
+    now = [1.0]
+    budget = Budget(200_000_000, is_shared=False, clock=lambda: now[0])
+    lane = budget.open_lane()
+    lane.queue.append(Planned(0, 2_000_000))
+    first = list(budget.admit())
+    lane.queue.extend(Planned(deadline, 4_000_000) for deadline in range(1, 40))
+    budget.first(first, latency=0.04)
+    assert (list(budget.admit()), round(budget.pause, 6)) == ([], 0.016)
+    now[0] += 0.016
+    assert (len(list(budget.admit())), budget.pause) == (12, None)
+    assert budget.follows
+    now[0] += 0.034  # the first answer: as many bytes as the line holds for 50 ms, and those that arrive
+    first[0].has_arrived = True
+    assert len(list(budget.admit())) == 3
+    assert not budget.follows
+    starting = budget.starting()
+    starting[0].has_arrived = True
+    assert len(list(budget.admit())) == 2
+    assert len(budget.starting()) == 16
+
+
+def test_without_a_known_latency_others_wait_for_the_first_answers():
+    now = [1.0]
+    budget = Budget(200_000_000, is_shared=False, clock=lambda: now[0])
+    lane = budget.open_lane()
+    lane.queue.append(Planned(0, 2_000_000))
+    first = list(budget.admit())
+    lane.queue.append(Planned(1, 4_000_000))
+    budget.first(first, latency=0.0)
+    now[0] += 0.5
+    assert (list(budget.admit()), budget.pause) == ([], None)
+    first[0].has_arrived = True
+    assert len(list(budget.admit())) == 1

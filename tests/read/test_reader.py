@@ -24,6 +24,7 @@ from energon_stream.index.entries import Load
 from energon_stream.read import budget as budgets
 from energon_stream.read.at_once import fetch_samples
 from energon_stream.read.consume import ReaderGroup, SampleReader
+from energon_stream.read.fetch import wait_for_first
 from energon_stream.read.generation import cut_generation
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.read.tar_locator import TarLocator
@@ -258,6 +259,12 @@ class HeldFetcher(Fetcher):
         self.held.append((len(byte_range), answer, request))
         return answer
 
+    def wait(self, answers, seconds):
+        if self.held:
+            self.release()
+        else:
+            wait_for_first(answers, seconds)
+
     def release(self):
         size, answer, request = self.held.pop(0)
         answer.set_result(request().result())
@@ -276,7 +283,7 @@ def test_few_requests_are_under_way_until_the_line_is_known(at_once, folder, rem
     schedule = schedule_of(locators[0], OrderSpec(10, 20, 4, 1), repeat=2)
     fetcher, options = HeldFetcher(8), ReadOptions(byte_budget=1_000_000, max_request=16_000, first_samples=2)
     fetcher.at_once = at_once
-    group = ReaderGroup(options, fetcher)
+    group = ReaderGroup(options, fetcher, wait=fetcher.wait)
     reader = SampleReader(schedule, schedule.begin(), locators, group)
     read(reader, 2)
     fetcher.held, count, most = [], 2, 0

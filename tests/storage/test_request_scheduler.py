@@ -8,7 +8,7 @@ from energon_stream.errors import ThrottledError
 from energon_stream.storage.attempts import AnswerUnwanted
 from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler, RequestTask
 
-KB = 1024
+KB, MB = 1024, 1 << 20
 
 
 class Driver:
@@ -120,3 +120,113 @@ def test_nothing_is_repeated_without_a_share_or_after_closing():
             assert driver.scheduler.close() == [waiting]
         driver.look(min(driver.look_at, 1000.0))
         assert not driver.repeated
+
+
+def rejected(driver, task, now=10.0):
+    run = driver.begin(task, now)
+    driver.scheduler.end(run, ThrottledError("busy"), now + 0.05)
+    return run
+
+
+def test_a_rejected_request_that_is_needed_next_is_sent_twice_at_once():
+    """A quarter of the requests in flight is needed next: 2 of 8."""
+    driver = Driver(8)
+    tasks = [driver.submit(deadline, size=2 * MB) for deadline in range(4)]
+    runs = [rejected(driver, driver.scheduler.grant()) for _ in tasks]
+    for run in runs:
+        assert not driver.scheduler.begin(run, 11.0)
+        assert driver.scheduler.grant() is run.task
+        assert driver.scheduler.begin(run, 11.0)
+    assert driver.repeated == tasks[:2]
+
+
+def test_cheap_requests_are_sent_twice_while_the_store_rejects_others():
+    driver = Driver(8)
+    scheduler = driver.scheduler
+    for size in (KB, 2 * MB):  # nothing is known of the store
+        driver.submit(size=size)
+        driver.begin(scheduler.grant())
+    assert not driver.repeated
+    driver = Driver(8)
+    scheduler = driver.scheduler
+    driver.submit(deadline=-1)
+    rejected(driver, scheduler.grant())
+    cheap, large = driver.submit(0), driver.submit(1, size=2 * MB)
+    for _ in range(2):
+        driver.begin(scheduler.grant(), 11.0)
+    assert driver.repeated == [cheap]
+    assert not large.hedges
+
+
+def test_a_busy_store_gets_no_request_twice_at_once():
+    """The limit is at half after 17 rejections."""
+    driver = Driver(32)
+    driver.scheduler.budget.earn(1 << 40)
+    runs = []
+    for _ in range(17):
+        driver.submit(size=MB)
+        runs.append(driver.begin(driver.scheduler.grant()))
+    for run in runs:
+        driver.scheduler.end(run, ThrottledError("busy"), 0.05)
+    for run in runs:
+        driver.scheduler.begin(run, 0.06)
+        assert driver.scheduler.grant() is None or driver.scheduler.begin(run, 0.06)
+    assert not driver.repeated
+
+
+def test_the_second_of_two_answers_at_once_is_dropped_and_its_bytes_are_given_back():
+    driver = Driver(4)
+    scheduler, budget = driver.scheduler, driver.scheduler.budget
+    task = driver.submit(size=4 * MB)
+    first = rejected(driver, scheduler.grant())
+    scheduler.begin(first, 11.0)
+    scheduler.grant()
+    assert scheduler.begin(first, 11.0)
+    assert not budget.can_spend(3 * MB)
+    second = driver.begin(task, 11.0, is_second=True)
+    assert scheduler.answered(first, 11.05)
+    assert not scheduler.answered(second, 11.06)
+    scheduler.end(second, AnswerUnwanted(), 11.06)
+    assert not scheduler.finish(second, AnswerUnwanted())
+    assert budget.can_spend(5 * MB)  # one megabyte arrived for nothing
+    scheduler.end(first, None, 11.1)
+    assert scheduler.finish(first, None)
+    assert task.error is None
+
+
+def test_a_rejected_second_request_costs_no_bytes():
+    driver = Driver(4)
+    scheduler, budget = driver.scheduler, driver.scheduler.budget
+    task = driver.submit(size=4 * MB)
+    first = rejected(driver, scheduler.grant())
+    scheduler.begin(first, 11.0)
+    scheduler.grant()
+    scheduler.begin(first, 11.0)
+    second = driver.begin(task, 11.0, is_second=True)
+    scheduler.end(second, ThrottledError("busy"), 11.05)
+    assert not scheduler.finish(second, ThrottledError("busy"))
+    assert budget.can_spend(6 * MB)
+    driver.answer(first, 11.1)
+
+
+def test_rejections_do_not_count_before_answers_that_began_earlier():
+    """Of 64 requests, 13 are rejected while the bodies of the others arrive: a fifth, which is tolerated."""
+    driver = Driver(64, share=0.0)
+    scheduler = driver.scheduler
+    runs = []
+    for _ in range(64):
+        driver.submit(size=2 * MB)
+        runs.append(driver.begin(scheduler.grant()))
+    for run in runs[13:]:
+        scheduler.answered(run, 0.05)
+    for run in runs[:13]:
+        scheduler.end(run, ThrottledError("busy"), 0.05)
+    for run in runs[:13]:
+        assert not scheduler.begin(run, 0.06)
+        assert scheduler.grant() is run.task
+        assert scheduler.begin(run, 0.06)
+    for run in runs[:4]:  # now 17 of 68
+        scheduler.end(run, ThrottledError("busy"), 0.11)
+    for _ in range(8):
+        driver.submit()
+    assert [scheduler.grant() is None for _ in range(5)] == [False, False, False, False, True]

@@ -102,24 +102,26 @@ def simulate(
     workers = max(1, config.num_workers)
     opening = _Process(store, costs, dataset.options.in_flight, seed)
     opening.open(log)
-    processes = []
+    opened, processes = replace(opening.fetcher.counts), []
     for worker in range(workers):
-        share = replace(store, rate_total=store.rate_total / workers)
-        process = _Process(share, costs, dataset.options.in_flight, seed + worker, opening.line.now)
+        process = opening  # without workers, it goes on
+        if config.num_workers:
+            share = replace(store, rate_total=store.rate_total / workers)
+            process = _Process(share, costs, dataset.options.in_flight, seed + worker, opening.line.now)
         log.listener = process.fetcher.read
         process.train(dataset, {each: amount[each] for each in config.worker_streams(worker)}, batch_size)
         processes.append(process)
     last = max(processes, key=lambda process: process.line.now)
-    counts = [process.fetcher.counts for process in (opening, *processes)]
+    counts = [process.fetcher.counts for process in dict.fromkeys((opening, *processes))]
     total = sum(amount.values())
     return Prediction(
         total / last.line.now,
         min(process.first_batch for process in processes),
         last.line.now,
-        opening.line.waited + last.line.waited,
+        sum(process.line.waited for process in dict.fromkeys((opening, last))),
         total,
         sum(count.requests for count in counts),
-        opening.fetcher.counts.requests,
+        opened.requests,
         sum(count.rejected for count in counts),
         sum(count.repeated for count in counts),
         sum(count.bytes for count in counts),
@@ -142,8 +144,8 @@ class _Process:
         self.line.work(self._costs.opening)
         store = VirtualStore(self.fetcher)
         for sizes in log.rounds:
-            requests = [methodcaller("get_range", "", ByteRange(0, size)) for size in sizes]
-            for answer in [self.fetcher.ask(store, request) for request in requests]:
+            asked = [(size, methodcaller("get_range", "", ByteRange(0, size))) for size in sizes]
+            for answer in [self.fetcher.ask(store, ask, repeatable_bytes=size) for size, ask in asked]:
                 answer.result()
 
     def train(self, dataset: ReaderDataset, samples: Mapping[int, int], batch_size: int) -> None:

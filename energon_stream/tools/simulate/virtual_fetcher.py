@@ -138,10 +138,17 @@ class VirtualFetcher(Fetcher):
         self._submit([size], -1, lambda: future.set_result(None), future)
         future.result()
 
-    def wait_for_first(self, futures: Sequence[Future[Any]]) -> None:
-        """Let time pass until one of some futures is done."""
-        while not any(future.done() for future in futures):
+    def wait_for_first(self, futures: Sequence[Future[Any]], seconds: float | None = None) -> None:
+        """Let time pass until one of some futures is done, or for some seconds."""
+        end = math.inf if seconds is None else self.line.now + seconds
+        if seconds is not None:
+            self.line.at(end, lambda: None)
+        while self.line.now < end and not any(future.done() for future in futures):
             self.line.step()
+
+    @property
+    def latency(self) -> float:
+        return self._scheduler.latency
 
     def clock(self) -> float:
         """Return the virtual time in seconds."""
