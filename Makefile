@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # What `make test` leaves out, because it needs environments of its own, or long. Every night runs all of them.
 SUITES := test-all interop convert transforms ray megatron frameworks stores docs first-hour test-floor chaos-short
 
-.PHONY: demo test unit lint types audit bench peers $(SUITES) suites chaos soak release-check clean
+.PHONY: demo test unit lint types audit bench bench-release peers $(SUITES) suites chaos soak release-check clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -58,6 +58,10 @@ unit: $(VENV)/installed
 bench: $(VENV)/installed
 	$(PIP) -e '.[bench]'
 	$(BIN)/python benchmarks/run.py $(BENCH)
+
+# docs/benchmarks/latest.md for a release: all rows and peers in one run of at most 90 minutes, of a commit without changes.
+bench-release: BENCH = --release
+bench-release: peers bench
 
 # Training while everything fails: faults of the network, kills, replaced objects, damaged caches; 15 minutes at most.
 # CHAOS="--samples 100000 --seed 7" changes it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from request_log import Request
 
 HERE = Path(__file__).parent
-TIMEOUT = 300
+TIMEOUT = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,8 @@ class Bench:
     against: Path | None = None
     """Checkout of another version of this library, which runs as the candidate ``before``."""
     notes: list[str] = field(default_factory=list)
+    until: float = math.inf
+    """When the present rows begin no further round."""
 
     def note(self, text: str) -> None:
         """Say something about this run in the report (once)."""
@@ -171,6 +174,9 @@ class Bench:
         runs: dict[str, list[Run]] = {name: [] for name in specs}
         names = list(specs)
         for number in range(min(self.rounds, most or self.rounds)):
+            if number and time.time() > self.until:
+                self.note(f"{specs[names[0]]['dataset']}: a figure has {number} rounds, for want of time")
+                break
             shift = number % max(1, len(names))
             for name in names[shift:] + names[:shift]:
                 if specs[name]["candidate"] in once and "endpoint" in specs[name] and number:

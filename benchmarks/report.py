@@ -35,8 +35,8 @@ class Earlier:
     notes: tuple[str, ...] = ()
 
 
-def _commit() -> str:
-    """The measured commit, as git names it."""
+def commit() -> str:
+    """The commit, as git names it. To be asked before the report is written, which is a change itself."""
     asked = ["git", "describe", "--always", "--dirty"]
     done = subprocess.run(asked, cwd=Path(__file__).parent, capture_output=True, check=False, text=True)
     return done.stdout.strip() or "an unknown commit"
@@ -153,6 +153,7 @@ def write(
     bench: Bench,
     measures: Sequence[Measure],
     command: str,
+    measured: str,
     versions: Mapping[str, str],
     before: Earlier,
 ) -> str:
@@ -163,6 +164,7 @@ def write(
         bench: The set-up that was measured in.
         measures: The lines.
         command: What to type to make them again.
+        measured: The measured commit.
         versions: Versions of the peers' packages.
         before: What was measured before; lines stay that were not made again.
     """
@@ -170,7 +172,7 @@ def write(
     again = {(measure.row, measure.what) for measure in measures}
     kept = [measure for measure in before.measures if (measure.row, measure.what) not in again]
     order = sorted([*measures, *kept], key=_place)
-    how = {"command": command, "date": time.strftime("%Y-%m-%d"), "commit": _commit()}
+    how = {"command": command, "date": time.strftime("%Y-%m-%d"), "commit": measured}
     made = [*before.made, how]
     said = "; then ".join(f"`{h['command']}` on {h['date']} at {h['commit']}" for h in made)
     table = "\n".join([HEAD, *(line(m) for m in order)])

@@ -20,6 +20,8 @@ from rows import GROUPS, Group
 
 REPORTS = Path(__file__).parent.parent / "docs" / "benchmarks"
 PEERS = ("webdataset", *peers.PACKAGES)
+LONGEST = 3
+"""Times its share of the time that is left, after which a group begins no further round."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -42,7 +44,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--keep", action="store_true", help="keep the lines of the report there that are not made again"
     )
+    parser.add_argument(
+        "--release",
+        action="store_true",
+        help="all rows of a clean commit, or nothing: the report of a release",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=90,
+        help="time of the whole run, in which rows that take long have fewer rounds (default 90)",
+    )
     args = parser.parse_args(argv)
+    args.commit, args.all_rows = report.commit(), rows
+    if args.release and (args.rows or args.quick or args.without or args.keep or args.against):
+        parser.error("--release measures all rows and peers, and this version alone")
+    if args.release and args.commit.endswith("-dirty"):
+        parser.error(f"--release measures a commit, and the checkout has changes ({args.commit})")
     wanted = set(args.rows.split(",")) if args.rows else set(rows)
     if not wanted <= set(rows) or args.rounds < 1:
         parser.error(f"--rows takes {', '.join(rows)}; --rounds at least 1")
@@ -88,11 +106,13 @@ def _measure(
     measures: list[Measure] = []
     done: list[str] = []
     table = ""
-    for group in groups:
+    ends = begin + 60 * args.minutes
+    for number, group in enumerate(groups):
         if group.faults and server.kind != "nginx":
             bench.note(f"{', '.join(group.rows)}: left out, because only nginx makes the faults")
             continue
         begin = time.time()
+        bench.until = begin + max(0.0, ends - begin) / (len(groups) - number) * LONGEST
         print(group.measure.__doc__, end=" ", flush=True)
         try:
             measures += group.measure(bench)
@@ -101,9 +121,12 @@ def _measure(
             bench.note(f"{', '.join(group.rows)}: failed, no figures ({error!r})")
         print(f"({time.time() - begin:.0f} s)", flush=True)
         done += group.rows
-        command = f"python benchmarks/run.py --rows {','.join(done)} --rounds {rounds}"
+        options = (
+            "--release" if args.release and len(done) == len(args.all_rows) else f"--rows {','.join(done)}"
+        )
+        command = f"python benchmarks/run.py {options} --rounds {rounds}"
         table = report.write(
-            out, bench, measures, command, versions, before
+            out, bench, measures, command, args.commit, versions, before
         )  # so that half a run has a report, too
     return measures, "\n".join([table, *(f"- {note}" for note in bench.notes)])
 
