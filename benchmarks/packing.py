@@ -1,15 +1,32 @@
-"""Fill of the ready-made packers, and balance of planned packs: ``python benchmarks/packing.py``."""
+"""Fill of the ready-made packers, and balance of planned packs: ``python benchmarks/packing.py``.
+
+Last, what planned packing costs a process: CPU time to the first batch with 256 streams, and memory.
+``python benchmarks/packing.py cost`` prints only this.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
+import resource
+import sys
 import sysconfig
+import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 
+from energon_stream import (
+    DefaultTaskEncoder,
+    PlannedPacking,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.schedule import JobPacks, LeafPlan, OrderSpec, PackSpec, RepeatPlan, build_schedule
 from energon_stream.task.packers import LengthPacker, best_fit_decreasing, first_fit, histogram_pack
 
@@ -114,6 +131,60 @@ def start(windows=(1, 3, 20)):
         print(f"| {count} | {time.process_time() - begin:.2f} |")
 
 
+class Packs(DefaultTaskEncoder):
+    @stateless
+    def pack_selected_samples(self, samples):
+        return len(samples)
+
+
+def first_batch(ranks, streams=256, samples=400_000):
+    """CPU seconds from opening to the first batch of one of some ranks, and MB that it took."""
+    lengths = mixed_lengths(samples)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "texts.jsonl")
+        path.write_text('{"text": "a"}\n' * samples)
+        prepare_jsonl(str(path))
+        before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+        dataset = get_train_dataset(
+            str(path),
+            batch_size=1,
+            shuffle_buffer_size=1000,
+            max_samples_per_sequence=100,
+            worker_config=WorkerConfig(0, ranks, 0, num_streams=streams),
+            task_encoder=Packs(),
+            packing=PlannedPacking(lengths, LONG),
+            cache=False,
+        )
+        loader = get_savable_loader(dataset)
+        next(iter(loader))
+        seconds = time.process_time() - begin
+        loader.close()
+    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def memory(samples=10_000_000, windows=40):
+    """MB that the costs of many samples and planned windows take, at the peak."""
+    few = mixed_lengths().astype(np.int32)
+    tracemalloc.start()
+    lengths = np.tile(few, -(-samples // len(few)))[:samples]
+    plan = RepeatPlan(LeafPlan(0, np.arange(0, samples + 1, 10_000), OrderSpec(100, 1000, 16, 1)))
+    spec = PackSpec(LONG, RANKS * MICRO_BATCHES, 8, "quadratic", "error")
+    job = JobPacks(build_schedule(plan, num_streams=1, stream=0, key=1), spec, (lengths,), RANKS, 1)
+    for _ in itertools.islice(job.windows(), windows):
+        pass
+    peak = tracemalloc.get_traced_memory()[1] / 1e6
+    tracemalloc.stop()
+    return peak
+
+
+def cost():
+    print("\n| 256 streams | CPU-s to the first batch | MB |\n|---|--:|--:|")
+    for name, ranks in (("one of 256 ranks", 256), ("all in one process", 1)):
+        seconds, size = first_batch(ranks)
+        print(f"| {name} | {seconds:.2f} | {size:.0f} |", flush=True)
+    print(f"\n{memory():.0f} MB for 10,000,000 samples and 40 windows", flush=True)
+
+
 def length_packers(capacity=2048, samples=20_000):
     """Fill of the packs that `LengthPacker` makes of samples as they come, about 8 a pack."""
     rng = np.random.default_rng(0)
@@ -151,7 +222,8 @@ def main():
     length_packers()
     balance()
     start()
+    cost()
 
 
 if __name__ == "__main__":
-    main()
+    cost() if sys.argv[1:] == ["cost"] else main()

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,8 +22,11 @@ from energon_stream.errors import ConfigError
 
 WHOLE = 1 << 48  # parts of a draw: shares are rounded to these, so a billion draws are right to 1e-5 of one
 _ANEW = 1024  # rounds that are drawn again where draws are counted anew
-_KNOWN = 512  # rounds that are kept: what is taken ahead is counted again when it is consumed
+_KNOWN = 2048  # rounds that are kept: what is taken ahead is counted again when it is consumed
 
+
+Drawn: TypeAlias = tuple[tuple[int, int], ...]
+"""How many of some draws each source has; or each source's share, in parts of ``WHOLE``."""
 
 EvenState: TypeAlias = tuple[tuple[int, ...], ...]
 """Where even draws stand; see :class:`EvenDraws`."""
@@ -136,10 +140,10 @@ class EvenDraws:
         if known is not None and known[0] == state:
             return known[1], known[2]
         size, own = self._per_batch, list[int]()
-        behind, *leads = map(list, state)
+        behind, *leads = state
         for begin, end, shares in self._parts(number):
-            drawn = _draw(behind, shares, (end - begin) * size)
-            for way, ahead in zip(self._ways, leads, strict=True):
+            drawn, behind = _draw(behind, shares, (end - begin) * size)
+            for level, way in enumerate(self._ways):
                 first, middle, last = (
                     way
                     if begin == 0 and end == len(self.streams)
@@ -147,21 +151,22 @@ class EvenDraws:
                 )
                 is_left = self._own < way[1]
                 if len(drawn) > 1:
-                    drawn = _halve(drawn, middle - first, last - first, size, ahead, is_left)
+                    *halves, leads[level] = _halve(drawn, middle - first, last - first, size, leads[level])
+                    drawn = halves[not is_left]
                 elif drawn:
                     streams = middle - first if is_left else last - middle
-                    drawn = [(drawn[0][0], streams * size)] if streams else []
+                    drawn = ((drawn[0][0], streams * size),) if streams else ()
             for source, count in drawn:
                 own += [source] * count
         # Neighbours in a batch are of several sources, and no source comes first in all batches.
         own = [own[(place * self._stride + number) % size] for place in range(size)]
         if len(self._known) >= _KNOWN:
             del self._known[next(iter(self._known))]
-        after = tuple(map(tuple, (behind, *leads)))
+        after = behind, *leads
         self._known[number] = state, own, after
         return own, after
 
-    def _parts(self, number: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    def _parts(self, number: int) -> Iterator[tuple[int, int, Drawn]]:
         """Yield places of streams and their shares in a round: weights may change within it."""
         batch, begin = number * self._num_streams, 0
         at = bisect_right(self._begins, batch) - 1
@@ -175,24 +180,28 @@ class EvenDraws:
             at += 1
 
 
-def shares_of(weights: Sequence[float]) -> list[tuple[int, int]]:
+def shares_of(weights: Sequence[float]) -> Drawn:
     """Return the sources with a weight, and the share of each in parts of ``WHOLE``."""
     ratios = {source: Fraction(weight) for source, weight in enumerate(weights) if weight}
     total = sum(ratios.values())
     shares = {source: max(1, int(ratio * WHOLE / total)) for source, ratio in ratios.items()}
     if shares:
         shares[max(shares, key=shares.__getitem__)] += WHOLE - sum(shares.values())
-    return list(shares.items())
+    return tuple(shares.items())
 
 
-def _draw(behind: list[int], shares: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
-    """Return how many of some draws each source has, and update what each is behind."""
-    drawn, left, waiting = {}, count, []
+# Streams of a process draw the same rounds together, and halves of few draws are alike in many rounds.
+
+
+@lru_cache(4096)
+def _draw(behind: tuple[int, ...], shares: Drawn, count: int) -> tuple[Drawn, tuple[int, ...]]:
+    """Return how many of some draws each source has, and what each is behind then."""
+    drawn, left, waiting, after = {}, count, [], list(behind)
     for source, share in shares:
         whole, rest = divmod(behind[source] + count * share, WHOLE)
         if whole < 0:
             whole, rest = 0, rest + whole * WHOLE
-        drawn[source], behind[source], left = whole, rest, left - whole
+        drawn[source], after[source], left = whole, rest, left - whole
         # Of those whose share has begun a sample, the one comes first that ends it first.
         waiting.append((rest <= 0, (rest - WHOLE) // -share, source))
     more = 1 if left > 0 else -1
@@ -201,27 +210,20 @@ def _draw(behind: list[int], shares: Sequence[tuple[int, int]], count: int) -> l
         for _, _, source in waiting:
             if left and drawn[source] + more >= 0:
                 drawn[source] += more
-                behind[source] -= more * WHOLE
+                after[source] -= more * WHOLE
                 left -= more
-    return [each for each in drawn.items() if each[1]]
+    return tuple(each for each in drawn.items() if each[1]), tuple(after)
 
 
+@lru_cache(1 << 14)
 def _halve(
-    drawn: Sequence[tuple[int, int]], left: int, of: int, per_batch: int, ahead: list[int], is_left: bool
-) -> list[tuple[int, int]]:
-    """Return the draws of one half of ``of`` streams, and update what the ``left`` ones are ahead.
+    drawn: Drawn, left: int, of: int, per_batch: int, before: tuple[int, ...]
+) -> tuple[Drawn, Drawn, tuple[int, ...]]:
+    """Return the draws of both halves of ``of`` streams, and what the ``left`` ones are ahead then.
 
     That is in parts of ``of``.
     """
-    found, missing, order = list[int](), left * per_batch, list[tuple[int, int]]()
-    if len(drawn) == 2:  # as below, in fewer steps
-        (one, count), (other, rest) = drawn
-        due = (count - rest) * left - ahead[one] + ahead[other] + missing * of
-        whole = max(0, missing - rest, min(count, missing, (due + of) // (2 * of)))
-        ahead[one] += whole * of - count * left
-        ahead[other] += (missing - whole) * of - rest * left
-        pair = (whole, missing - whole) if is_left else (count - whole, rest - missing + whole)
-        return [(source, each) for source, each in zip((one, other), pair, strict=True) if each]
+    found, missing, order, ahead = list[int](), left * per_batch, list[tuple[int, int]](), list(before)
     for place, (source, count) in enumerate(drawn):
         due = count * left - ahead[source]
         whole = due // of
@@ -240,6 +242,9 @@ def _halve(
                     found[place] += more
                     ahead[source] += more * of
                     missing -= more
-    if not is_left:
-        found = [count - whole for (_, count), whole in zip(drawn, found, strict=True)]
-    return [(source, count) for (source, _), count in zip(drawn, found, strict=True) if count]
+    pairs = list(zip(drawn, found, strict=True))
+    return (
+        tuple((source, whole) for (source, _), whole in pairs if whole),
+        tuple((source, count - whole) for (source, count), whole in pairs if count > whole),
+        tuple(ahead),
+    )
