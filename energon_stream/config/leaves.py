@@ -22,6 +22,7 @@ from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.join_index import JoinIndex
 from energon_stream.media import AuxStores, DecodeFileStore, FileStore
+from energon_stream.media.file_store import FileDecoder
 from energon_stream.pipeline.failure_notes import JOIN_MEMBER
 from energon_stream.pipeline.leaf import DatasetLeaf, Leaf
 from energon_stream.plugins import load_plugin
@@ -86,10 +87,11 @@ def _dataset_leaf(
     # Parts are left out that the metadataset, the caller or the cooker does not name.
     for parts in (ref.parts, request.parts, cooker_parts(cookers, subflavors)):
         factory = factory if parts is None else factory.within(parts, ref.spec.url)
-    is_folder = isinstance(index, WebDatasetIndex) and index.plain is None
+    is_folder, decoder = isinstance(index, WebDatasetIndex) and index.plain is None, request.decoder
     stores = AuxStores(
         {name: _file_store(aux, request.decoder) for name, aux in ref.aux.items()},
         _file_store(AuxRef(ref.spec, "webdataset"), request.decoder) if is_folder else None,
+        by_range=decoder.takes_file if isinstance(decoder, FileDecoder) and factory.selection else None,
     )
     return DatasetLeaf(
         index,

@@ -8,6 +8,7 @@ from energon_stream.media.file_store import (
     FileStore,
     FolderFileStore,
     PrimaryFileStore,
+    key_in_shard,
 )
 from energon_stream.media.pool import (
     CachePool,
@@ -37,6 +38,7 @@ __all__ = [
     "PrimaryFileStore",
     "RangedFile",
     "active_pool",
+    "key_in_shard",
     "open_once",
     "use_pool",
 ]

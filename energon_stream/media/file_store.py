@@ -10,7 +10,7 @@ import io
 import os
 import posixpath
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar, cast, runtime_checkable
 
@@ -24,7 +24,7 @@ from energon_stream.errors import (
 )
 from energon_stream.media.ranged_file import FilePlace, RangedFile, open_once
 from energon_stream.printable import strip_credentials
-from energon_stream.samples import SourceInfo
+from energon_stream.samples import CrudeSample, SourceInfo
 from energon_stream.storage import StoreSpec, Transport
 
 T_co = TypeVar("T_co", covariant=True)
@@ -277,3 +277,18 @@ class AuxStores:
     aux: Mapping[str, FileStore[Any]] = field(default_factory=dict)  # auxiliary stores by name
     primary: FileStore[Any] | None = None  # the leaf itself; None if it has no index of names
     problem: Exception | None = None  # error of the cooker's ``clips``, which the cooker's turn raises
+    by_range: Callable[[str], bool] | None = None  # of the parts that were not read; None if all were
+
+    def part(self, sample: CrudeSample, name: str) -> Any:
+        """Return a part that was not read with the sample, such as a video; KeyError if there is none."""
+        if self.by_range is None or self.primary is None or not self.by_range(name):
+            raise KeyError(name)
+        try:
+            return PrimaryFileStore(self.primary, key_in_shard(sample)).get(f".{name}", sample)
+        except FieldError as error:
+            raise KeyError(name) from error
+
+
+def key_in_shard(sample: CrudeSample) -> str:
+    """Return a sample's key without its shard."""
+    return str(sample["__key__"]).removeprefix(f"{sample['__shard__']}/")

@@ -28,6 +28,8 @@ class OnDemandSample(CrudeSample):
     ``values``, ``dict(sample)``, ``**sample``, comparing, copying and pickling. Copies and pickles are plain
     :class:`CrudeSample` objects.
 
+    Video or sound that ``parts=`` left out is none of these parts: ``sample["mp4"]`` reads it by range.
+
     Example:
         >>> sample = OnDemandSample({"txt": b"a dog"}, lambda part, data: data.decode())
         >>> "txt" in sample, sample["txt"], dict(sample)
@@ -59,6 +61,15 @@ class OnDemandSample(CrudeSample):
         if type(value) is _Undecoded:
             value = self._decode(key, value.data)
             self[key] = value
+        return value
+
+    def __missing__(self, key: str) -> Any:
+        try:
+            return super().__missing__(key)
+        except KeyError:
+            if self.stores is None:
+                raise
+        self[key] = value = self.stores.part(self, key)
         return value
 
     def get(self, key: str, default: Any = None) -> Any:

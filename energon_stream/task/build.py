@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import isgeneratorfunction, unwrap
 from typing import Any
@@ -223,7 +224,7 @@ class PipelineBuilder:
             return sample
         if primary is not None or aux is not None:
             own = sample.stores or AuxStores()
-            sample.stores = AuxStores(own.aux if aux is None else aux, primary or own.primary)
+            sample.stores = replace(own, aux=own.aux if aux is None else aux, primary=primary or own.primary)
         chosen = select_cooker(self.cookers, subflavors or dict.get(sample, "__subflavors__"))
         cooked = self.cook_crude_sample(sample, chosen, cooker_arguments(chosen, sample))
         # Damaged parts of a sample that the cooker passes on fail here, where that sample alone is left out.

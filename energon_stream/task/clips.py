@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from energon_stream.errors import ConfigError
-from energon_stream.media import AuxStores, DecodeFileStore, FileStore, PrimaryFileStore
+from energon_stream.media import AuxStores, DecodeFileStore, FileStore, PrimaryFileStore, key_in_shard
 from energon_stream.media.av import AVDecoder, Clips
 from energon_stream.media.av.fetching import begin_clips
 from energon_stream.media.file_store import FileDecoder, FileStoreWrapper
 from energon_stream.pipeline import SavableDataset
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.samples import CrudeSample, SourceInfo
-from energon_stream.task.cooking import ClipsOf, Cooker, key_in_shard, select_cooker
+from energon_stream.task.cooking import ClipsOf, Cooker, select_cooker
 
 
 @dataclass(slots=True)

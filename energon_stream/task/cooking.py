@@ -9,7 +9,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 from energon_stream.errors import ConfigError
-from energon_stream.media import AuxStores, PrimaryFileStore, active_pool
+from energon_stream.media import AuxStores, PrimaryFileStore, active_pool, key_in_shard
 from energon_stream.samples import METADATA_FIELDS, CrudeSample, SourceInfo
 
 if TYPE_CHECKING:
@@ -196,11 +196,6 @@ def cooker_arguments(chosen: Cooker[Any], sample: CrudeSample) -> dict[str, Any]
     if chosen.need_cache:
         arguments["cache"] = active_pool()
     return arguments
-
-
-def key_in_shard(sample: CrudeSample) -> str:
-    """Return a sample's key without its shard."""
-    return str(sample["__key__"]).removeprefix(f"{sample['__shard__']}/")
 
 
 def check_parameters(cook: Callable[..., Any], given: frozenset[str], where: str) -> None:

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import sqlite3
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,24 @@ import torch
 from media_corpus import ffmpeg
 
 from energon_stream import (
+    Cooker,
     DecodeFileStore,
+    DefaultTaskEncoder,
     MapDataset,
     PackingDataset,
     PrimaryFileStore,
     SampleDecoder,
     SystemFileStore,
+    WorkerConfig,
+    basic_sample_keys,
+    cooker,
+    get_loader,
+    get_val_dataset,
 )
 from energon_stream.auxiliary import WebdatasetFileStore
 from energon_stream.errors import DecodeError, MissingFileError
 from energon_stream.media import RangedFile, openings
-from energon_stream.media.av import AVDecoder, get_single_frames_uniform
+from energon_stream.media.av import AVDecoder, Clips, get_single_frames_uniform
 from energon_stream.prepare.media_headers import MediaFilter
 from energon_stream.prepare.media_tables import prepare_media
 from energon_stream.prepare.prepare import prepare_dataset
@@ -302,3 +310,77 @@ def test_clips_resume_exactly_also_in_packs(folder):
         )
 
     assert_exact_resume(packed, steps=6, tail=3)
+
+
+def cooked(server, cook, steps=2, **options):
+    """Cook samples of the tars by a function, in order."""
+
+    class Cooks(DefaultTaskEncoder):
+        cookers = [Cooker(cook)]
+
+        def batch(self, samples):
+            return samples[0]
+
+    dataset = get_val_dataset(
+        "s3://bucket/tars",
+        split_part="train",
+        batch_size=1,
+        worker_config=WorkerConfig(0, 1, 0),
+        task_encoder=Cooks(),
+        storage_options=server.storage_options,
+        **options,
+    )
+    return list(islice(get_loader(dataset), steps))
+
+
+def clip_of_crude(crude):
+    assert "mp4" not in crude  # it is no part that was read
+    clips, times = crude["mp4"].get_video_clips([(4.2, 4.6)])
+    assert crude["mp4"] is crude["mp4"]
+    return {**basic_sample_keys(crude), "clip": clips[0], "times": times, "line": crude["json"]}
+
+
+@pytest.mark.parametrize("where", ["cooker", "loader"])
+def test_a_video_that_parts_leave_out_is_read_by_range_where_looked_at(folder, server, where):
+    cook = cooker(parts=["json"])(clip_of_crude) if where == "cooker" else clip_of_crude
+    found = cooked(server, cook, **({"parts": ["json"]} if where == "loader" else {}))
+    (expected,), times = AVDecoder(io.BytesIO((folder / "a.mp4").read_bytes())).get_video_clips([(4.2, 4.6)])
+    assert [sample["line"] for sample in found] == [0, 1]
+    for sample in found:
+        assert sample["times"] == times
+        assert torch.equal(sample["clip"], expected)
+        assert any("0.mp4" in name or "1.mp4" in name for name in sample["__sources__"][1].file_names)
+    ranges = gets(server)
+    size = (folder / "a.mp4").stat().st_size
+    assert len(ranges) <= 2 * 7 + 2  # for each: header, index and clip; and the two lines of JSON
+    assert sum(stop - start for start, stop in ranges) < size  # of two files of this size
+    gets(server)
+
+
+def test_a_video_that_is_part_of_the_sample_is_read_with_it(folder, server):
+    def whole(crude):
+        crude["mp4"].get_video_clips([(4.2, 4.6)])
+        return {**basic_sample_keys(crude)}
+
+    cooked(server, whole)
+    read = sum(stop - start for start, stop in gets(server))
+    assert read >= 2 * (folder / "a.mp4").stat().st_size
+
+
+def test_clips_that_a_cooker_names_are_fetched_ahead_for_its_own_part(folder, server):
+    named = cooker(parts=["json"], clips=lambda crude: {"primary": {".mp4": Clips([(4.2, 4.6)])}})
+    expected = [sample["clip"] for sample in cooked(server, cooker(parts=["json"])(clip_of_crude))]
+    gets(server)
+    found = cooked(server, named(clip_of_crude))
+    assert all(torch.equal(sample["clip"], clip) for sample, clip in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ["webm", "txt", "mp3"])
+def test_a_part_that_the_sample_lacks_is_a_key_error(server, name):
+    def look(crude):
+        with pytest.raises(KeyError):
+            crude[name]
+        assert crude.get(name, 7) == 7
+        return {**basic_sample_keys(crude)}
+
+    assert len(cooked(server, cooker(parts=["json"])(look))) == 2
