@@ -87,7 +87,8 @@ def _dataset_leaf(
     # Parts are left out that the metadataset, the caller or the cooker does not name.
     for parts in (ref.parts, request.parts, cooker_parts(cookers, subflavors)):
         factory = factory if parts is None else factory.within(parts, ref.spec.url)
-    is_folder, decoder = isinstance(index, WebDatasetIndex) and index.plain is None, request.decoder
+    is_folder = isinstance(index, WebDatasetIndex) and index.plain is None
+    decoder: Any = request.decoder  # of the user perhaps
     stores = AuxStores(
         {name: _file_store(aux, request.decoder) for name, aux in ref.aux.items()},
         _file_store(AuxRef(ref.spec, "webdataset"), request.decoder) if is_folder else None,

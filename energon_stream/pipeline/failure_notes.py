@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from energon_stream.errors import EnergonStreamError
 from energon_stream.index.bad_samples import MOST_NAMED, BadSample
 from energon_stream.printable import printable, strip_credentials
+
+if TYPE_CHECKING:
+    from energon_stream.pipeline.pack_keys import PackPlan
 
 JOIN_MEMBER: Final = "__join_member__"
 """Attribute of an error: number of the dataset of a join whose sample could not be made."""
@@ -54,6 +57,7 @@ class Notes(NamedTuple):
 
     counts: list[int]
     calls: list[tuple[str, list[BadSample]]]  # the function, and its samples
+    planned: list[tuple[float, float]]  # of the last planned pack, as of ``PackedSchedule.loads``
 
 
 class Failures:
@@ -62,11 +66,12 @@ class Failures:
     def __init__(self, dataset: Any = None) -> None:
         self._dataset = dataset
         self._kinds: set[tuple[str, str]] = set()
-        self.notes: Notes = Notes([0, 0, 0, 0], [])
+        self.notes: Notes = Notes([0, 0, 0, 0], [], [])
+        self.packing: PackPlan | None = None  # of the reader, if it has planned packs
 
     def take(self) -> Notes:
         """Return the notes, and begin anew."""
-        taken, self.notes = self.notes, Notes([0, 0, 0, 0], [])
+        taken, self.notes = self.notes, Notes([0, 0, 0, 0], [], [])
         return taken
 
     def put(self, notes: Notes) -> None:
@@ -74,6 +79,7 @@ class Failures:
         for number, count in enumerate(notes.counts):
             self.notes.counts[number] += count
         self.notes.calls.extend(notes.calls)
+        self.notes.planned[:] = notes.planned or self.notes.planned
 
     def add(self, error: Exception, of: Sequence[Any], function: str, path: str) -> bool:
         """Note a call on items that failed.

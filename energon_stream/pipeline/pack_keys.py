@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
     from energon_stream.pipeline.node import RestoreKey
 
-PIECE = "Piece"
-"""Kind of the keys of samples in planned packs."""
+PIECE, PLANNED_PACK = "Piece", "PlannedPack"
+"""Kinds of the keys of samples in planned packs, and of these packs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,18 @@ class PackPlan:
         """Return the options as plain values, with a hash of the lengths."""
         return {**self.spec.describe(), "costs": self.digest}
 
+    def loads_in(self, key: Any) -> tuple[int, list[float]]:
+        """Return how many packs an element was made of, and their load by the costs of what they have."""
+        packs = list(packs_in(key))
+        pieces = [piece for pack in packs for piece in pack]
+        costs = [[piece[6] - piece[5] for piece in pieces]]
+        costs += [
+            [int(values[leaf][n]) for _, leaf, n in (piece[2] for piece in pieces)] for values in self.more
+        ]
+        pack = np.repeat(np.arange(len(packs)), list(map(len, packs)))
+        loads = self.spec.loads(np.array(costs, dtype=np.int64).T, pack, len(packs))
+        return len(packs), loads.sum(axis=0).tolist()
+
     def pack_samples(self) -> float:
         """Return about how many samples, or parts of them, a full pack has."""
         found = []
@@ -45,6 +58,27 @@ class PackPlan:
                 pieces += int((-(-lengths[kept] // self.spec.capacity)).sum(dtype=np.int64))
             found.append(kind.capacity * pieces / max(1, total))
         return min(found)
+
+
+def pieces_in(key: Any) -> Iterator[Any]:
+    """Yield the key of each piece in a key."""
+    if isinstance(key, (list, tuple)):
+        if len(key) == 7 and key[0] == PIECE:
+            yield key
+        else:
+            for part in key:
+                yield from pieces_in(part)
+
+
+def packs_in(key: Any) -> Iterator[list[Any]]:
+    """Yield the keys of the pieces of each planned pack in a key."""
+    if isinstance(key, (list, tuple)):
+        if key and key[0] == PLANNED_PACK:
+            if not key[3]:  # number of the element, of a generator's
+                yield list(pieces_in(key[2]))
+        else:
+            for part in key:
+                yield from packs_in(part)
 
 
 def piece_key(key: RestoreKey, piece: PackPiece) -> RestoreKey:

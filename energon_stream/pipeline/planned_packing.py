@@ -13,7 +13,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.pipeline.dataset import SavableDataset, is_stateless
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE
 from energon_stream.pipeline.node import Context, End, Item, State, read_state
-from energon_stream.pipeline.pack_keys import piece_of
+from energon_stream.pipeline.pack_keys import PLANNED_PACK, piece_of
 from energon_stream.pipeline.packing import PackMaker, PackNode
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers
 from energon_stream.schedule import PackedSchedule, PackPiece
@@ -157,7 +157,7 @@ class PlannedPackingDataset(PackMaker[Any]):
         worker_config: Must agree with the inner dataset's, if given.
     """
 
-    kind = "PlannedPack"
+    kind = PLANNED_PACK
     node_type = _PlannedPackingNode
     option_names: ClassVar[tuple[str, ...]] = ("final_packer",)
 

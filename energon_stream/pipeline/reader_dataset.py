@@ -143,6 +143,11 @@ class _PackedReaderNode(_ReaderNode):
     """A reader of planned packs. Its keys have the pack and the piece of each sample."""
 
     _schedule: PackedSchedule
+    _pack = -1  # of the last sample
+
+    def __init__(self, dataset: ReaderDataset, context: Context, state: State | None) -> None:
+        super().__init__(dataset, context, state)
+        context.failures.packing = dataset.packing
 
     def next(self) -> Item | End:
         before = self._reader.cursor()
@@ -150,7 +155,11 @@ class _PackedReaderNode(_ReaderNode):
         if isinstance(item, End):
             return item
         # Samples that failed or are excluded may have been passed over.
-        piece = self._schedule.piece(self._schedule.advance(before, self._reader.since - 1))
+        at = self._schedule.advance(before, self._reader.since - 1)
+        piece = self._schedule.piece(at)
+        if piece.pack != self._pack:
+            self._pack = piece.pack
+            self._failures.notes.planned[:] = self._schedule.loads(at, self._dataset.worker_config.world_size)
         return new_item((item.value, piece_key(item.key, piece)))
 
 

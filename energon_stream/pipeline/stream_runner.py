@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from energon_stream.pipeline.decode_ahead import DecodeThreads
 from energon_stream.pipeline.failure_notes import Failures
@@ -16,6 +16,7 @@ from energon_stream.schedule.saved import reading
 
 if TYPE_CHECKING:
     from energon_stream.index.bad_samples import BadSample
+    from energon_stream.pipeline.pack_keys import PackPlan
     from energon_stream.read.consume import ReaderGroup
     from energon_stream.schedule import WeightChange
 
@@ -101,6 +102,14 @@ class Rotation:
         self.next_stream = self.first_stream
 
 
+class StepLoads(NamedTuple):
+    """Loads of the planned packs of a batch, for each cost."""
+
+    step: int  # number of the global step, from the start of the run
+    own: tuple[float, ...]  # of the samples that the batch has
+    planned: tuple[tuple[float, float], ...]  # of the step: the slowest rank's, and the mean
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One element, or the end of a stream's pass."""
@@ -111,6 +120,7 @@ class Step:
     state: State  # the stream's state after it
     note: Note | None = None  # what ``take_note`` returned
     bad: tuple[BadSample, ...] = ()  # samples that failed on the way to it
+    loads: StepLoads | None = None  # of planned packs
 
 
 def with_restore_key(value: Any, key: RestoreKey) -> Any:
@@ -176,6 +186,7 @@ class StreamRunner:
                 with reading(f"stream {stream}"):  # also of operators of users, and of elements that are held
                     self._nodes[stream] = dataset.make_node(context, saved["node"])
         self._failures.take()  # what a node makes again was counted before
+        self._batch_packs = 1
 
     def step_any(self) -> Step:
         """Return the next element or end, of the stream that the rotation names."""
@@ -190,6 +201,7 @@ class StreamRunner:
             except Exception as error:
                 error.__dict__[BAD_SAMPLES] = self._bad(stream)
                 raise
+        planned = self._failures.notes.planned
         bad = self._bad(stream)
         if isinstance(item, End):
             self.rotation.end_stream()
@@ -204,7 +216,15 @@ class StreamRunner:
             self._log.write(stream, batches, value)
         state = node.state()
         note = None if self._take_note is None else self._take_note(stream, item.key, state)
-        return Step(stream, value, False, self._state(stream, state), note, bad)
+        packing = self._failures.packing
+        loads = None if packing is None else self._loads(packing, item.key, batches, planned)
+        return Step(stream, value, False, self._state(stream, state), note, bad, loads)
+
+    def _loads(self, packing: PackPlan, key: RestoreKey, batches: int, planned: Any) -> StepLoads:
+        packs, own = packing.loads_in(key)
+        self._batch_packs = max(self._batch_packs, packs)  # the last batch of a pass may have fewer
+        each = packing.spec.step // self._config.num_streams
+        return StepLoads(batches * self._batch_packs // each, tuple(own), tuple(planned))
 
     def _begin_anew(self, stream: int) -> None:
         """Make the node of a stream again where it stands, with the weights of its next batch."""

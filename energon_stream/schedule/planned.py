@@ -15,6 +15,7 @@ import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
+from energon_stream.schedule.balance import loads_of_ranks, loads_of_steps
 from energon_stream.schedule.neighbours import pack_neighbours
 from energon_stream.schedule.pack_planning import (
     EVEN,
@@ -144,6 +145,7 @@ class JobPacks:
         self._costs, self._more, self._key = costs, more, key
         self._windows: OrderedDict[tuple[int, Cursor], PlannedWindow] = OrderedDict()
         self._kept = 0
+        self.last: tuple[PlannedWindow, Float64Array] | None = None  # and its loads of ranks by step and cost
 
     def window(self, epoch: int, number: int, start: Cursor) -> PlannedWindow | None:
         """Return the window that begins at a place; None at the end of the pass."""
@@ -379,6 +381,25 @@ class PackedSchedule:
             own.ends[cursor.pack] - begin,
             int(own.start[at]),
             int(own.stop[at]),
+        )
+
+    def loads(self, cursor: PackCursor, ranks: int) -> list[tuple[float, float]]:
+        """Return the slowest rank's load and the mean in the step of the next pack, for each cost.
+
+        The last packs of a pass, which make no whole step, have none.
+        """
+        cursor, own = self._at(cursor)
+        window = self.packs.window(cursor.epoch, cursor.number, cursor.window)
+        if own is None or window is None:
+            return []
+        if self.packs.last is None or self.packs.last[0] is not window:
+            self.packs.last = window, loads_of_ranks(loads_of_steps(self.packs, window), ranks)
+        of_ranks = self.packs.last[1]
+        step = cursor.pack // (self.packs.spec.step // self.packs.streams)
+        if step >= of_ranks.shape[1]:
+            return []
+        return list(
+            zip(of_ranks[:, step].max(axis=0).tolist(), of_ranks[:, step].mean(axis=0).tolist(), strict=True)
         )
 
     def check(self, cursor: PackCursor) -> None:

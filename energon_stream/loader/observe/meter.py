@@ -6,18 +6,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from operator import add
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from energon_stream.cache import cache_counters
 from energon_stream.loader.observe.profile import Profiler
-from energon_stream.loader.observe.stats import LoaderStats, ProcessReport
+from energon_stream.loader.observe.stats import LoaderStats, PackStep, ProcessReport
 from energon_stream.pipeline.failures import field_of
 from energon_stream.storage import default_counters
 from energon_stream.tracing import current_recorder
 
+if TYPE_CHECKING:
+    from energon_stream.pipeline.stream_runner import StepLoads
+
 _LAST_WAITS = 1000
+_LAST_STEPS = 64
 _NEWS_SECONDS = 0.1  # between two reports of a worker: one costs as much as a hundred batches of the meter
 _PERCENTILES = (50, 90, 99)
 
@@ -60,6 +65,7 @@ class Meter:
         self._first_at = self._last_at = 0.0
         self._batches = self._samples = self._first_samples = 0
         self._waits: deque[float] = deque(maxlen=_LAST_WAITS)
+        self._steps: dict[int, PackStep] = {}  # the last global steps
 
     def ask(self) -> float:
         """Return the time at which a batch is asked for."""
@@ -84,8 +90,22 @@ class Meter:
         self._batches += 1
         self._last_at = now
 
+    def weigh(self, loads: StepLoads) -> None:
+        """Count the loads of a batch of planned packs."""
+        before = self._steps.get(loads.step, PackStep(0, (0.0,) * len(loads.own), ()))
+        own = tuple(map(add, before.own, loads.own))
+        self._steps[loads.step] = PackStep(before.batches + 1, own, before.planned or loads.planned)
+        if len(self._steps) > _LAST_STEPS:
+            del self._steps[min(self._steps)]
+
     def stats(
-        self, rank: int, num_workers: int, report: ProcessReport, restarts: int, emptied: int = 0
+        self,
+        rank: int,
+        num_workers: int,
+        report: ProcessReport,
+        restarts: int,
+        emptied: int = 0,
+        costs: tuple[str, ...] = (),
     ) -> LoaderStats:
         """Return the statistics until now."""
         waits = sorted(self._waits)
@@ -104,6 +124,8 @@ class Meter:
             restarts,
             self._first_samples,
             emptied,
+            dict(self._steps),
+            costs,
         )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from energon_stream.cache import CacheSnapshot
 from energon_stream.loader.observe.profile import (
@@ -28,7 +28,14 @@ _LATE = 0.1  # share of the time that a training loop must wait for batches to b
 _LATE_ALONE = 0.25  # the same without workers, where the loop waits while its own process makes each batch
 _REFUSED = 0.05  # share of requests that must fail to be called throttled
 _SLOW = 2.0  # a rank is slow if it waits this many times as long as half of all ranks
-_KEPT = ("rank", "num_workers", "first_batch_seconds", "waits")  # of the whole iteration: no difference
+_KEPT = (
+    "rank",
+    "num_workers",
+    "first_batch_seconds",
+    "waits",
+    "pack_steps",
+    "pack_costs",
+)  # of the whole iteration: no difference
 
 _SHOWN = 8  # ranks that are printed
 
@@ -45,6 +52,58 @@ class ProcessReport:
 
     def __add__(self, other: ProcessReport) -> ProcessReport:
         return ProcessReport(self.io + other.io, self.cache + other.cache, self.profile + other.profile)
+
+
+class PackStep(NamedTuple):
+    """Loads of planned packs in a global step, by cost."""
+
+    batches: int  # of this rank
+    own: tuple[float, ...]  # load of the samples that these batches have
+    planned: tuple[tuple[float, float], ...]  # load of the slowest rank by the plan, and the mean; or nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Slowest rank's load over the mean, as the mean of global steps; 1 is even.
+
+    Attributes:
+        planned: By the plan, with all samples.
+        measured: By the costs of the samples that batches had, without those that were left out. Of one rank
+            alone: its own load over the planned mean.
+        steps: Whole global steps that were measured, the last 64 at most.
+    """
+
+    planned: float
+    measured: float
+    steps: int
+
+
+def balance_of(ranks: Sequence[Mapping[int, PackStep]], costs: Sequence[str]) -> dict[str, Balance]:
+    """Compare the loads of ranks in the global steps that all of them have whole."""
+    most = max((step.batches for steps in ranks for step in steps.values()), default=0)
+    whole = [{number: step for number, step in steps.items() if step.batches == most} for steps in ranks]
+    steps = [[own[number] for own in whole] for number in set.intersection(*map(set, whole))]
+    found: dict[str, Balance] = {}
+    for place, name in enumerate(costs):
+        pairs = []
+        for step in steps:
+            own = [each.own[place] for each in step]
+            slowest, mean = next((each.planned[place] for each in step if each.planned), (0.0, 0.0))
+            if mean:
+                real = sum(own) / len(own) if len(own) > 1 else mean
+                pairs.append((slowest / mean, max(own) / real if real else 1.0))
+        if pairs:
+            planned, measured = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
+            found[name] = Balance(planned, measured, len(pairs))
+    return found
+
+
+def in_words(balance: Mapping[str, Balance], measured: str = "measured") -> str:
+    """Return a line for each cost."""
+    return "".join(
+        f"  {name} of packs, slowest rank ÷ mean: planned {each.planned:.3f}, {measured} {each.measured:.3f}\n"
+        for name, each in balance.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +149,8 @@ class LoaderStats:
         first_samples: Samples of the first batch, with which the time begins.
         emptied_packs: Planned packs of which no sample could be used, since the start of the run. The next
             pack lends each a sample, so that the streams stay in step.
+        pack_steps: Loads of planned packs in the last 64 global steps, by number.
+        pack_costs: Names of the costs that these loads are of.
 
     Example:
         >>> from energon_stream import LoaderStats, WorkerConfig, get_loader, get_val_dataset
@@ -114,6 +175,13 @@ class LoaderStats:
     restarts: int
     first_samples: int = 0
     emptied_packs: int = 0
+    pack_steps: Mapping[int, PackStep] = field(default_factory=dict)
+    pack_costs: tuple[str, ...] = ()
+
+    @property
+    def balance(self) -> dict[str, Balance]:
+        """How even planned packs are, by the names of costs; ``"load"`` for a cost without a name."""
+        return balance_of([self.pack_steps], self.pack_costs)
 
     @property
     def samples_per_second(self) -> float:
@@ -162,6 +230,11 @@ class LoaderStats:
             "cache": {"hits": cache.hits, "hit_bytes": cache.hit_bytes, "missed_bytes": cache.missed_bytes},
             "restarts": self.restarts,
             "emptied_packs": self.emptied_packs,
+            "balance": {name: asdict(each) for name, each in self.balance.items()},
+            "packs": {
+                "costs": list(self.pack_costs),
+                "steps": {str(number): list(step) for number, step in self.pack_steps.items()},
+            },
             "verdict": asdict(self.verdict),
         }
 
@@ -214,14 +287,14 @@ class LoaderStats:
 
     def __str__(self) -> str:
         shares = ", ".join(f"{cause} {share:.0%}" for cause, share in self.shares.items() if share >= 0.01)
-        io = self.io
+        io, balance = self.io, in_words(self.balance, "this rank's")
         return (
             f"rank {self.rank}: {counted(self.samples, 'sample')} in {self.batches:,} {'batch' if self.batches == 1 else 'batches'}, "
             f"{self.samples_per_second:,.0f} samples/s; waiting {self.waiting:.0%} of the time\n"
             f"  making batches: {shares or 'not observed'}; idle {self.profile.idle:.0%} of the time\n"
             f"  {counted(io.total_requests, 'request')}, {io.bytes_received / 1e6:,.1f} MB, {io.retries:,} retries, "
             f"{io.hedges:,} hedges\n"
-            f"  {self.verdict}"
+            f"{balance}  {self.verdict}"
         )
 
 
@@ -250,6 +323,12 @@ class JobStats:
         return sum(rank.samples_per_second for rank in self.ranks)
 
     @property
+    def balance(self) -> dict[str, Balance]:
+        """How even planned packs are over the ranks, by the names of costs."""
+        costs = self.ranks[0].pack_costs if self.ranks else ()
+        return balance_of([rank.pack_steps for rank in self.ranks], costs)
+
+    @property
     def slowest(self) -> LoaderStats:
         """The rank whose training loop waited longest; the others wait for it."""
         return max(self.ranks, key=lambda rank: rank.waiting)
@@ -271,6 +350,7 @@ class JobStats:
             "samples_per_second": self.samples_per_second,
             "slowest": self.slowest.rank,
             "verdict": asdict(self.verdict),
+            "balance": {name: asdict(each) for name, each in self.balance.items()},
             "ranks": [rank.as_json() for rank in self.ranks],
         }
 
@@ -278,6 +358,7 @@ class JobStats:
         lines = [
             f"{counted(len(self.ranks), 'rank')}: {self.samples_per_second:,.0f} samples/s; {self.verdict}"
         ]
+        lines += in_words(self.balance).splitlines()
         for rank in sorted(self.ranks, key=lambda rank: -rank.waiting)[:_SHOWN]:
             about = f"{rank.samples_per_second:,.0f} samples/s, waiting {rank.waiting:.0%}"
             lines.append(f"  rank {rank.rank}: {about}, limit: {rank.verdict.cause}")

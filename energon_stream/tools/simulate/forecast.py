@@ -17,7 +17,8 @@ from energon_stream.logs import renamed
 from energon_stream.prewarming.amount import stream_steps
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.printable import counted, printable_line, strip_credentials
-from energon_stream.schedule import JobPacks, PackedSchedule, Schedule
+from energon_stream.schedule import PackedSchedule, Schedule
+from energon_stream.schedule.balance import loads_of_ranks, loads_of_steps
 from energon_stream.tools.plots import INK, STRONG, save_plot
 from energon_stream.tools.simulate.explain import explain_dataset
 from energon_stream.worker import WorkerConfig
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from energon_stream.arrays import Float64Array, Int64Array
     from energon_stream.config.dataset_options import CacheOption
     from energon_stream.pipeline.reader_dataset import ReaderDataset
-    from energon_stream.schedule.planned import StreamPacks
 
 _BINS = 200
 """Most rows and columns of a heat map."""
@@ -213,31 +213,20 @@ def _balance(schedule: Schedule, config: WorkerConfig, packs: int) -> dict[str, 
     if not isinstance(schedule, PackedSchedule):
         return {}
     job = schedule.packs
-    each = job.spec.step // config.num_streams  # packs of a stream in a step
     wanted = -(-packs * config.world_size // job.spec.step)
     found: list[Float64Array] = []  # of a window: [stream, step, pack, cost]
     windows = job.windows()
     while sum(loads.shape[1] for loads in found) < wanted and (window := next(windows, None)) is not None:
-        of_streams = [_loads(job, stream) for stream in window.streams]
-        whole = min(map(len, of_streams)) // each
-        found.append(np.stack([own[: whole * each].reshape(whole, each, -1) for own in of_streams]))
+        found.append(loads_of_steps(job, window))
     loads = np.concatenate(found, axis=1)[:, :wanted]
     if not loads.shape[1]:
         return {}
-    ranks = np.stack([loads[n :: config.world_size].sum(axis=(0, 2)) for n in range(config.world_size)])
+    ranks = loads_of_ranks(loads, config.world_size)
     mean = np.maximum(ranks.mean(axis=0), np.finfo(float).tiny)  # [step, cost]
     slowest, heaviest = ranks.max(axis=0) / mean, (loads.max(axis=(0, 2)) / mean).mean(axis=0)
     names = [kind.name or "load" for kind in job.spec.kinds]
     figures = zip(names, slowest.mean(axis=0), slowest.max(axis=0), heaviest, strict=True)
     return {name: PackBalance(*map(float, values)) for name, *values in figures}
-
-
-def _loads(job: JobPacks, packs: StreamPacks) -> Float64Array:
-    """Return the loads of a stream's packs, ``float64 [packs, costs]``."""
-    costs = job.lengths(packs.refs)
-    costs[:, 0] = packs.stop - packs.start
-    pack = np.repeat(np.arange(len(packs.ends)), np.diff([0, *packs.ends]))
-    return job.spec.loads(costs, pack, len(packs.ends))
 
 
 def _caption(path: Any, config: WorkerConfig, batch_size: int, options: Mapping[str, Any]) -> str:

@@ -8,13 +8,14 @@ import socket
 import textwrap
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.loader.observe.metrics import HISTORY, STATS_DIR, SUFFIX
+from energon_stream.loader.observe.stats import Balance, PackStep, balance_of
 from energon_stream.printable import counted, printable_line
 
 _LONGEST = 1 << 20
@@ -55,6 +56,8 @@ class Row:
     verdict: str  # the same in a sentence
     age: float  # seconds since it was heard of
     history: tuple[float, ...] = ()  # its last samples a second, one a second
+    pack_costs: tuple[str, ...] = ()  # names of the costs of planned packs
+    pack_steps: Mapping[int, PackStep] = field(default_factory=dict)  # loads in the last global steps
 
     @property
     def is_silent(self) -> bool:
@@ -93,6 +96,12 @@ class Board:
         return max(self.rows, key=lambda row: (row.is_silent, row.waiting), default=None)
 
     @property
+    def balance(self) -> dict[str, Balance]:
+        """How even planned packs are over the ranks that have some, by the names of costs."""
+        packed = [row for row in self.rows if row.pack_costs]
+        return balance_of([row.pack_steps for row in packed], packed[0].pack_costs) if packed else {}
+
+    @property
     def summary(self) -> str:
         """One line about all of them, with what limits the slowest."""
         found = "no loader"
@@ -104,6 +113,8 @@ class Board:
                 f"{counted(len(self.rows), 'loader')}, {speed:,.0f} samples/s, {rate:,.1f} MB/s; "
                 f"slowest: rank {slowest.rank} on {slowest.host}, {why}"
             )
+        for name, each in self.balance.items():
+            found += f"; {name} of packs, slowest rank ÷ mean: planned {each.planned:.3f}, measured {each.measured:.3f}"
         killed = ", ".join(f"rank {row.rank} (process {row.pid})" for row in self.ended)
         return found + (f"; ended without closing: {killed}" if killed else "")
 
@@ -129,7 +140,8 @@ class Board:
     def as_json(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps``."""
         loaders, ended = (list(map(asdict, rows)) for rows in (self.rows, self.ended))
-        return {"summary": self.summary, "loaders": loaders, "ended": ended}
+        balance = {name: asdict(each) for name, each in self.balance.items()}
+        return {"summary": self.summary, "balance": balance, "loaders": loaders, "ended": ended}
 
 
 def find_folder(given: str | None) -> Path:
@@ -200,8 +212,22 @@ def row_of(content: Mapping[str, Any], now: float) -> Row:
         cause=_WORDS.get(cause, cause[:12]),
         verdict=_text(recent["verdict"]["text"]),
         age=max(0.0, now - float(content["time"])),
+        **_packs(whole.get("packs") or {}),
         history=tuple(min(max(0.0, float(rate)), 1e12) for rate in content.get("history", [])[-HISTORY:]),
     )
+
+
+def _packs(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file has of planned packs; raises as :func:`row_of` does."""
+    costs = tuple(_text(name) for name in content.get("costs", ()))
+    steps = {}
+    for number, (batches, own, planned) in content.get("steps", {}).items():
+        if len(own) != len(costs) or len(planned) not in (0, len(costs)):
+            raise ValueError("loads of other costs")
+        steps[int(number)] = PackStep(
+            int(batches), tuple(map(float, own)), tuple((float(most), float(mean)) for most, mean in planned)
+        )
+    return {"pack_costs": costs, "pack_steps": steps}
 
 
 def _text(value: Any) -> str:
