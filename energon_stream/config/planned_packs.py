@@ -88,6 +88,9 @@ class PlannedPacking:
                 "overlong='split' does not know how several costs divide",
                 hint="use 'drop', or raise the capacities",
             )
+        for option in ("capacity", "window"):
+            if getattr(self, option) is None:
+                raise ConfigError(f"{option} of the packing is None", hint="use 1 or more")
         sizes = {f"capacity of {kind.name}".removesuffix(" of "): kind.capacity for kind in self.kinds}
         for name, value in {
             **sizes,
@@ -223,7 +226,10 @@ def _named(indices: Sequence[DatasetIndex], name: str) -> list[Any]:
 
 
 def _given(values: Any, index: DatasetIndex) -> Any:
-    found = check_values(np.asarray(values), f"the array of costs for {index.name}")
+    try:
+        found = check_values(np.asarray(values), f"the array of costs for {index.name}")
+    except ValueError as error:  # rows of unequal lengths
+        raise CostsError("costs are no array with a number for each sample", where=index.name) from error
     if len(found) != index.num_samples:
         raise CostsError(
             f"{len(found)} costs for {index.num_samples} samples",

@@ -28,6 +28,8 @@ from energon_stream.storage import ListEntry, Store, StoreSpec
 
 Costs = npt.NDArray[Any]
 
+MOST = 1 << 53
+"""Costs are below: from there on, numbers are not exact."""
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -67,14 +69,14 @@ def paths_of(name: str) -> tuple[str, str]:
 
 
 def check_values(values: Costs, where: str) -> Costs:
-    """Check that costs are finite numbers, not below 0. Raises CostsError."""
+    """Check that costs are numbers from 0 on, below ``MOST``. Raises CostsError."""
     if values.ndim != 1 or values.dtype.kind not in "iufb":
         raise CostsError(f"costs are an array of {values.dtype} with shape {values.shape}", where=where)
-    wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
+    wrong = np.flatnonzero(~((values >= 0) & (values < MOST)))
     if len(wrong):
         raise CostsError(
-            f"the cost of sample {wrong[0]} is {values[wrong[0]]}, and of {len(wrong)} samples no finite number "
-            "from 0 on",
+            f"the cost of sample {wrong[0]} is {values[wrong[0]]}, and of {len(wrong)} samples no number from 0 on "
+            "below 2**53",
             where=where,
             hint="correct the function or array, and compute the costs again",
         )

@@ -121,7 +121,9 @@ def test_costs_of_a_function_that_cannot_be_told_are_computed_again(folder):
         assert compute_costs(folder, "lengths", function).computed > 0
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1, None, [1, 2], ZeroDivisionError("no words")])
+@pytest.mark.parametrize(
+    "bad", [float("nan"), float("inf"), -1, 10**30, 10**400, None, [1, 2], ZeroDivisionError("no words")]
+)
 def test_what_a_function_returns_or_raises_is_named_with_shard_and_key(tmp_path, bad):
     """The key is that of the sample's members by tarfile, in the shard that has it."""
 

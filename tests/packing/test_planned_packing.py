@@ -105,7 +105,7 @@ def test_costs_extend_by_new_and_changed_shards_only(tmp_path):
     assert read_costs(path, "tokens").tolist() == [5] * 40
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, 2.0**63, 2**53])
 def test_bad_costs_are_refused(folder, tmp_path, bad):
     path = write(tmp_path / "d", [5] * 10)
     with pytest.raises(CostsError, match="sample 3"):
@@ -114,6 +114,8 @@ def test_bad_costs_are_refused(folder, tmp_path, bad):
         compute_costs(path, "tokens", values=[1] * 9)
     with pytest.raises(CostsError):
         opened(path, cost=[1, bad] + [1] * 8)
+    with pytest.raises(CostsError, match="number for each sample"):
+        opened(path, cost=[[1], [2, 3]])
     with pytest.raises(CostsError, match="energon-stream cost"):
         opened(path)
 
@@ -137,6 +139,9 @@ def test_options_that_cannot_be_honoured_raise(folder):
         for wrong in (0, 100.0, "100"):
             with pytest.raises(ConfigError, match=f"{option} of the packing is {wrong!r}"):
                 opened(folder, **{option: wrong})
+    for option in ("capacity", "window"):
+        with pytest.raises(ConfigError, match=f"{option} of the packing is None"):
+            opened(folder, **{option: None})
     with pytest.raises(ConfigError, match="cost has no names"):
         opened(folder, cost={}, capacity={})
 

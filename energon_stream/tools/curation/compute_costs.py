@@ -26,6 +26,7 @@ from energon_stream.index.sqlite_index import INDEX_SQLITE, sqlite_file
 from energon_stream.media.metadata import AVMetadata, ImageMetadata
 from energon_stream.storage import ListEntry, Store, StoreSpec
 from energon_stream.tables.costs import (
+    MOST,
     Costs,
     ShardMark,
     check_values,
@@ -247,7 +248,7 @@ def _of_shard(spec: StoreSpec, function: CostFunction, entry: ListEntry) -> Any:
 def _of_sample(spec: StoreSpec, shard: Shard, function: CostFunction, sample: dict[str, Any]) -> float:
     cause: Exception | None = None
     try:
-        if 0 <= (cost := float(function(sample))) < np.inf:
+        if 0 <= (cost := float(function(sample))) < MOST:
             return cost
         what = f"the cost of a sample is {cost}"
     except Exception as error:
@@ -255,7 +256,7 @@ def _of_sample(spec: StoreSpec, shard: Shard, function: CostFunction, sample: di
     raise CostsError(
         what,
         where=f"{shown_url(spec.url)}, {shard.path}, {sample['__key__']}",
-        hint="let the function return a finite number from 0 on, for this sample, too",
+        hint="let the function return a number from 0 on below 2**53, for this sample, too",
     ) from cause
 
 

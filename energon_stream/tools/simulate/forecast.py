@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError
 from energon_stream.logs import renamed
 from energon_stream.prewarming.amount import stream_steps
@@ -186,7 +187,9 @@ def forecast(
         >>> round(found.price(Prices(per_1000_get=0.4)) / found.requests, 6)
         0.0004
     """
-    if steps < 1 or batch_size < 1:
+    for name, number in (("steps", steps), ("batch_size", batch_size)):
+        check_whole(name, number or 0, 0, "use 1 or more")
+    if not steps or not batch_size:
         raise ConfigError(f"{steps} steps of {batch_size} samples", hint="use 1 or more of both")
     config = worker_config or WorkerConfig.default_worker_config()
     dataset = open_reader_dataset(path, config, cache, {"batch_size": batch_size, **options})
