@@ -135,6 +135,32 @@ def test_a_record_of_a_run_tells_the_batches(folder, tmp_path):
         assert [sample.dataset[-1] for sample in answer.samples] == [text[0] for text in batch]
 
 
+@pytest.mark.parametrize(("spread", "most"), [("log-normal", 1), ("even", 1), ("rare", 1), ("bimodal", 3)])
+def test_all_streams_together_are_near_their_shares_after_each_step(spread, most):
+    """Tokens of each source are added up over 8 streams by numpy; distances are in longest samples."""
+    draw, streams, batch, steps, shares = np.random.default_rng(1), 8, 4, 400, np.array([0.5, 0.3, 0.2])
+    lengths = {
+        "log-normal": lambda mean: draw.lognormal(0, 1, 6400) * mean,
+        "even": lambda mean: np.full(6400, mean),
+        "rare": lambda mean: np.where(draw.random(6400) < 0.02, 20 * mean, mean),
+        "bimodal": lambda mean: np.where(draw.random(6400) < 0.8, mean / 5, mean * 4),
+    }[spread]
+    costs = np.stack([np.maximum(1, lengths(mean).astype(np.int32)) for mean in (40, 300, 2000)])
+    children = tuple(
+        RepeatPlan(LeafPlan(leaf, np.array([0, 6400]), OrderSpec(4, 8, 2, 1), costs=values))
+        for leaf, values in enumerate(costs)
+    )
+    plan = BlendPlan(children, tuple(shares), (), batch, True, ("tokens", ""))
+    tokens = np.zeros((steps, 3))
+    for stream in range(streams):
+        schedule = build_schedule(plan, num_streams=streams, stream=stream, key=stream)
+        refs, _ = schedule.take(schedule.begin(), steps * batch)
+        np.add.at(tokens, (np.arange(steps * batch) // batch, refs.leaf), costs[refs.leaf, refs.index])
+    given = tokens.cumsum(axis=0)
+    behind = np.abs(shares * given.sum(axis=1, keepdims=True) - given)
+    assert behind.max() <= most * costs.max()
+
+
 @pytest.mark.parametrize("spread", ["log-normal", "bimodal", "even"])
 def test_each_stream_is_within_one_sample_of_its_share_however_it_is_resumed(spread):
     """64 streams, lengths whose means differ 50-fold, cursors saved and read at random places."""
