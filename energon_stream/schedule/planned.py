@@ -392,9 +392,10 @@ class PackedSchedule:
         window = self.packs.window(cursor.epoch, cursor.number, cursor.window)
         if own is None or window is None:
             return []
-        if self.packs.last is None or self.packs.last[0] is not window:
-            self.packs.last = window, loads_of_ranks(loads_of_steps(self.packs, window), ranks)
-        of_ranks = self.packs.last[1]
+        last = self.packs.last
+        if last is None or last[0] is not window:
+            self.packs.last = last = window, loads_of_ranks(loads_of_steps(self.packs, window), ranks)
+        of_ranks = last[1]
         step = cursor.pack // (self.packs.spec.step // self.packs.streams)
         if step >= of_ranks.shape[1]:
             return []
