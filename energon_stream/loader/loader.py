@@ -32,7 +32,6 @@ from energon_stream.media import CachePool
 from energon_stream.pipeline.dataset import SavableDataset, drawing_of
 from energon_stream.pipeline.failures import check_pass, shorten
 from energon_stream.pipeline.node import RestoreKey
-from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.pipeline.stream_runner import BAD_SAMPLES, Step
 from energon_stream.plugins import debug_log
 from energon_stream.samples.tensors import map_tensors
@@ -154,9 +153,7 @@ class BasicDataLoader(ObservedLoader[T]):
                     asked = meter.ask()
                     step = session.step(stream)
                     if not step.ended:
-                        meter.received(asked, step.value)
-                    if step.loads is not None:
-                        meter.weigh(step.loads)
+                        meter.received(asked, step.value, step.loads)
                     batch = [] if step.ended else [self._pinned(step.value)]
                     if log is not None and batch:
                         log.batch(stream, step.state["batches"] - 1, step.value)
@@ -236,9 +233,8 @@ class BasicDataLoader(ObservedLoader[T]):
             rank, kinds = self.worker_config.rank, self._kinds()
             _log.warning("rank %d: %s of %s samples failed: %s", rank, f"{bad:,}", f"{read:,}", kinds)
 
-    def _packs(self) -> tuple[int, tuple[str, ...]]:
-        kinds = [reader.packing.spec.kinds for _, reader in find_readers(self.dataset) if reader.packing]
-        return counts_of(self._position)[3], tuple(kind.name or "load" for kind in kinds[0]) if kinds else ()
+    def _emptied_packs(self) -> int:
+        return counts_of(self._position)[3]
 
     def _kinds(self) -> str:
         before = f"{self._unlisted:,} before the restore, where the list begins" if self._unlisted else ""

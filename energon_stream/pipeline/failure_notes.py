@@ -7,14 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from energon_stream.errors import EnergonStreamError
 from energon_stream.index.bad_samples import MOST_NAMED, BadSample
 from energon_stream.printable import printable, strip_credentials
-
-if TYPE_CHECKING:
-    from energon_stream.pipeline.pack_keys import PackPlan
 
 JOIN_MEMBER: Final = "__join_member__"
 """Attribute of an error: number of the dataset of a join whose sample could not be made."""
@@ -67,7 +64,7 @@ class Failures:
         self._dataset = dataset
         self._kinds: set[tuple[str, str]] = set()
         self.notes: Notes = Notes([0, 0, 0, 0], [], [])
-        self.packing: PackPlan | None = None  # of the reader, if it has planned packs
+        self.packing: Any = None  # the ``PackPlan`` of the reader, if it has one
 
     def take(self) -> Notes:
         """Return the notes, and begin anew."""

@@ -75,6 +75,7 @@ class _PlannedPackingNode(PackNode):
         self._held: deque[Item] = deque(dataset.dataset.restore_many(keys, context) if keys else ())
         packs, encodings, self._slot, self._behind = saved["n"]
         self._counts = context.failures
+        context.failures.packing = dataset._reader.packing
         super().__init__(dataset, context, saved, packs, encodings)
 
     def next(self) -> Item | End:

@@ -119,8 +119,7 @@ class _ReaderNode:
                 self._epoch += 1
                 self._reader.restart(self._schedule.next_pass(self._reader.cursor(), self._epoch))
                 return END
-            counts = self._failures.notes.counts
-            counts[0] += 1
+            self._failures.notes.counts[0] += 1
             try:
                 item = self._make(raw)
             except SkipSample:
@@ -143,11 +142,6 @@ class _PackedReaderNode(_ReaderNode):
     """A reader of planned packs. Its keys have the pack and the piece of each sample."""
 
     _schedule: PackedSchedule
-    _pack = -1  # of the last sample
-
-    def __init__(self, dataset: ReaderDataset, context: Context, state: State | None) -> None:
-        super().__init__(dataset, context, state)
-        context.failures.packing = dataset.packing
 
     def next(self) -> Item | End:
         before = self._reader.cursor()
@@ -156,11 +150,9 @@ class _PackedReaderNode(_ReaderNode):
             return item
         # Samples that failed or are excluded may have been passed over.
         at = self._schedule.advance(before, self._reader.since - 1)
-        piece = self._schedule.piece(at)
-        if piece.pack != self._pack:
-            self._pack = piece.pack
-            self._failures.notes.planned[:] = self._schedule.loads(at, self._dataset.worker_config.world_size)
-        return new_item((item.value, piece_key(item.key, piece)))
+        if not (planned := self._failures.notes.planned):  # once for each batch
+            planned[:] = self._schedule.loads(at, self._dataset.worker_config.world_size)
+        return new_item((item.value, piece_key(item.key, self._schedule.piece(at))))
 
 
 def _is_one_pass(plan: Plan) -> bool:

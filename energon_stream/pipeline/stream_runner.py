@@ -106,6 +106,7 @@ class StepLoads(NamedTuple):
     """Loads of the planned packs of a batch, for each cost."""
 
     step: int  # number of the global step, from the start of the run
+    costs: tuple[str, ...]  # their names
     own: tuple[float, ...]  # of the samples that the batch has
     planned: tuple[tuple[float, float], ...]  # of the step: the slowest rank's, and the mean
 
@@ -224,7 +225,8 @@ class StreamRunner:
         packs, own = packing.loads_in(key)
         self._batch_packs = max(self._batch_packs, packs)  # the last batch of a pass may have fewer
         each = packing.spec.step // self._config.num_streams
-        return StepLoads(batches * self._batch_packs // each, tuple(own), tuple(planned))
+        names = tuple(kind.name or "load" for kind in packing.spec.kinds)
+        return StepLoads(batches * self._batch_packs // each, names, tuple(own), tuple(planned))
 
     def _begin_anew(self, stream: int) -> None:
         """Make the node of a stream again where it stands, with the weights of its next batch."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from energon_stream.arrays import Float64Array
-    from energon_stream.schedule.planned import JobPacks, PlannedWindow, StreamPacks
 
 
-def loads_of_steps(job: JobPacks, window: PlannedWindow) -> Float64Array:
-    """Return the loads of the packs of a window's whole steps, ``float64 [streams, steps, packs, costs]``."""
+def loads_of_steps(job: Any, window: Any) -> Float64Array:
+    """Return the loads of the packs of whole steps, ``float64 [streams, steps, packs, costs]``.
+
+    ``window`` is a ``PlannedWindow`` of the ``JobPacks`` ``job``.
+    """
     each = job.spec.step // len(window.streams)  # packs of a stream in a step
     found = [_loads(job, own) for own in window.streams]
     whole = min(map(len, found)) // each
@@ -24,9 +26,10 @@ def loads_of_ranks(loads: Float64Array, ranks: int) -> Float64Array:
     return np.stack([loads[rank::ranks].sum(axis=(0, 2)) for rank in range(ranks)])
 
 
-def _loads(job: JobPacks, packs: StreamPacks) -> Float64Array:
+def _loads(job: Any, packs: Any) -> Float64Array:
     """Return the loads of a stream's packs, ``float64 [packs, costs]``."""
     costs = job.lengths(packs.refs)
     costs[:, 0] = packs.stop - packs.start
     pack = np.repeat(np.arange(len(packs.ends)), np.diff([0, *packs.ends]))
-    return job.spec.loads(costs, pack, len(packs.ends))
+    found: Float64Array = job.spec.loads(costs, pack, len(packs.ends))
+    return found

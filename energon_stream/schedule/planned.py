@@ -395,13 +395,9 @@ class PackedSchedule:
         last = self.packs.last
         if last is None or last[0] is not window:
             self.packs.last = last = window, loads_of_ranks(loads_of_steps(self.packs, window), ranks)
-        of_ranks = last[1]
         step = cursor.pack // (self.packs.spec.step // self.packs.streams)
-        if step >= of_ranks.shape[1]:
-            return []
-        return list(
-            zip(of_ranks[:, step].max(axis=0).tolist(), of_ranks[:, step].mean(axis=0).tolist(), strict=True)
-        )
+        of_ranks = last[1][:, step : step + 1].reshape(ranks, -1)
+        return [(float(loads.max()), float(loads.mean())) for loads in of_ranks.T]
 
     def check(self, cursor: PackCursor) -> None:
         """Raise StateError if the packs and pieces that a cursor counts are not in its window."""

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_stream.cache import cache_counters
+from energon_stream.loader.observe.pack_balance import PackStep
 from energon_stream.loader.observe.profile import Profiler
-from energon_stream.loader.observe.stats import LoaderStats, PackStep, ProcessReport
+from energon_stream.loader.observe.stats import LoaderStats, ProcessReport
 from energon_stream.pipeline.failures import field_of
 from energon_stream.storage import default_counters
 from energon_stream.tracing import current_recorder
@@ -65,7 +66,8 @@ class Meter:
         self._first_at = self._last_at = 0.0
         self._batches = self._samples = self._first_samples = 0
         self._waits: deque[float] = deque(maxlen=_LAST_WAITS)
-        self._steps: dict[int, PackStep] = {}  # the last global steps
+        self._steps: dict[int, PackStep] = {}  # the last global steps of planned packs
+        self._costs: tuple[str, ...] = ()
 
     def ask(self) -> float:
         """Return the time at which a batch is asked for."""
@@ -74,8 +76,8 @@ class Meter:
             self._begun = now
         return now
 
-    def received(self, asked: float, value: Any) -> None:
-        """Count a batch."""
+    def received(self, asked: float, value: Any, loads: StepLoads | None = None) -> None:
+        """Count a batch, and the loads of its planned packs."""
         now = time.perf_counter()
         samples = samples_in(value)
         if (record := current_recorder()) is not None:
@@ -89,9 +91,11 @@ class Meter:
             self._waits.append(now - asked)
         self._batches += 1
         self._last_at = now
+        if loads is not None:
+            self._weigh(loads)
 
-    def weigh(self, loads: StepLoads) -> None:
-        """Count the loads of a batch of planned packs."""
+    def _weigh(self, loads: StepLoads) -> None:
+        self._costs = loads.costs
         before = self._steps.get(loads.step, PackStep(0, (0.0,) * len(loads.own), ()))
         own = tuple(map(add, before.own, loads.own))
         self._steps[loads.step] = PackStep(before.batches + 1, own, before.planned or loads.planned)
@@ -99,13 +103,7 @@ class Meter:
             del self._steps[min(self._steps)]
 
     def stats(
-        self,
-        rank: int,
-        num_workers: int,
-        report: ProcessReport,
-        restarts: int,
-        emptied: int = 0,
-        costs: tuple[str, ...] = (),
+        self, rank: int, num_workers: int, report: ProcessReport, restarts: int, emptied: int = 0
     ) -> LoaderStats:
         """Return the statistics until now."""
         waits = sorted(self._waits)
@@ -125,7 +123,7 @@ class Meter:
             self._first_samples,
             emptied,
             dict(self._steps),
-            costs,
+            self._costs,
         )
 
 

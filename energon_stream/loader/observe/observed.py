@@ -85,12 +85,11 @@ class ObservedLoader(Generic[T]):
             report = self._report if self._session is None else self._report + self._session.report()
             restarts = self.worker_restarts
         config = self.worker_config
-        packs = self._packs()
-        return self._meter.stats(config.rank, config.num_workers, report, restarts, *packs)
+        emptied = self._emptied_packs()
+        return self._meter.stats(config.rank, config.num_workers, report, restarts, emptied)
 
-    def _packs(self) -> tuple[int, tuple[str, ...]]:
-        """Return how many planned packs were emptied, and the names of their costs."""
-        return 0, ()
+    def _emptied_packs(self) -> int:
+        return 0
 
     @overload
     def progress(self, batches: None = None, *, total: int | None = None, **options: Any) -> Iterator[T]: ...

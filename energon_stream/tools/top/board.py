@@ -15,7 +15,7 @@ from typing import Any
 
 from energon_stream.errors import ConfigError
 from energon_stream.loader.observe.metrics import HISTORY, STATS_DIR, SUFFIX
-from energon_stream.loader.observe.stats import Balance, PackStep, balance_of
+from energon_stream.loader.observe.pack_balance import Balance, PackStep, balance_of
 from energon_stream.printable import counted, printable_line
 
 _LONGEST = 1 << 20
