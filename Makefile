@@ -131,7 +131,8 @@ frameworks:
 	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 torchdata torchtitan==0.3.0 \
 		torchft==0.2.0 transformers==5.18.0 torchao==0.18.0 'fsspec<=2026.2.0' -e . pytest pytest-timeout pytest-xdist sybil hypothesis
 	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check --no-deps nemo-automodel==0.7.0
-	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest -m '' --timeout 900 -v $(FRAMEWORKS:%=tests/integrations/test_%.py)
+	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest -m '' --timeout 900 -v $(FRAMEWORKS:%=tests/integrations/test_%.py) \
+		$(filter-out docs/frameworks/torchft.md,$(FRAMEWORKS:%=docs/frameworks/%.md))
 	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
 	.venv-verl/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 verl==0.9.1 cachetools -e '.[test]'
 	.venv-verl/bin/python -m pytest -m '' --timeout 900 tests/integrations/test_verl.py -v
@@ -141,7 +142,7 @@ transforms:
 	test -x .venv-transforms/bin/python || $(PYTHON) -m venv .venv-transforms
 	.venv-transforms/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION)
 	.venv-transforms/bin/python -m pip install -q --disable-pip-version-check -e '.[test]'
-	.venv-transforms/bin/python -m pytest -n 2 tests/transforms tests/interop/test_transforms_interop.py tests/decode/test_image_backends.py energon_stream/transforms
+	.venv-transforms/bin/python -m pytest -n 2 tests/transforms tests/interop/test_transforms_interop.py tests/decode/test_image_backends.py docs/guides/images.md energon_stream/transforms
 
 # Two nodes of Ray on this machine, one of which is killed. Ray is heavy, so it has an environment of its own.
 ray:

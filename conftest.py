@@ -74,6 +74,7 @@ def _is_there(module: str) -> bool:
     return importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
+@functools.cache
 def _has_torchvision() -> bool:
     if not _is_there("torchvision"):
         return False
@@ -150,6 +151,7 @@ def fresh(request: pytest.FixtureRequest) -> tuple[Path, dict[str, str]]:
     if _copies.get(folder) != files_in(folder.parent):
         shutil.rmtree(folder.parent, ignore_errors=True)
         shutil.copytree(request.getfixturevalue("example_data"), folder)
+        (folder.parent / "examples").symlink_to(ROOT / "examples")  # as in a clone
         _copies[folder] = files_in(folder.parent)
     return folder, environment
 
@@ -286,11 +288,13 @@ def run_yaml(example: Example) -> None:
 
 
 class Skips(SkipParser):
-    """Skips blocks, but runs some that need a package alone where it is, as in `make convert`."""
+    """Skips blocks, but runs those that need a package alone where it is, as in `make convert`."""
 
     def __call__(self, document: Document) -> Iterator[Region]:
-        packages = {"mosaicml-streaming": "streaming", "litdata": "litdata", "datasets": "datasets"}
-        here = [name for name, module in packages.items() if _is_there(module)]
+        modules = {"mosaicml-streaming": "streaming", "nemo-automodel": "nemo_automodel"}
+        names = (*modules, "litdata", "datasets", "torchtitan")
+        here = [name for name in names if _is_there(modules.get(name, name))]
+        here += ["torchvision"] * _has_torchvision()
         runs = [("next", f'"needs the package {name}"') for name in here]
         for region in super().__call__(document):
             if region.parsed not in runs:

@@ -8,7 +8,7 @@ from inspect import signature
 from numbers import Integral
 from typing import ParamSpec, TypeVar
 
-from energon_stream.errors import ConfigError, UnknownArgumentError
+from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError, UnknownArgumentError
 from energon_stream.printable import nearest
 
 P = ParamSpec("P")
@@ -61,7 +61,10 @@ def names_checked(*more: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @wraps(function)
         def call(*args: P.args, **options: P.kwargs) -> T:
             check_names(options, known, f"{function.__name__}()")
-            return function(*args, **options)
+            try:
+                return function(*args, **options)
+            except (ConfigError, MetadataError, ObjectNotFoundError) as error:
+                raise error.with_traceback(None) from error.__cause__  # without the library's frames
 
         return call
 

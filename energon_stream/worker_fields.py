@@ -19,6 +19,7 @@ With ``auto``, the next multiple of ranks times workers that 1, 2, 3, 4, 6, 8, 1
 """
 
 _ROOMY = 24
+_MOST_STREAMS = 1 << 16  # of a rank: each has a state and readers
 
 
 class DataParallelGroup(Protocol):
@@ -55,6 +56,9 @@ def checked_streams(config: Any) -> tuple[int, int]:
             f"{name} {streams} is not a multiple of world_size {world_size}",
             hint="choose a multiple of every world size that you plan to use, for example 24",
         )
+    if streams > max(_MOST_STREAMS * world_size, workers):
+        what = f"{name} {streams:,} is more than {_MOST_STREAMS:,} for each rank"
+        raise ConfigError(what, hint="24 streams, or a small multiple of all workers, are usual")
     if dealt_to and streams % dealt_to:
         what = f"num_streams {streams} is not a multiple of dealt_to {dealt_to}"
         raise ConfigError(what, hint="leave dealt_to out")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import traceback
 from itertools import islice
 
 import numpy as np
@@ -15,7 +16,7 @@ from energon_stream import (
     get_val_dataset,
     get_val_datasets,
 )
-from energon_stream.errors import ConfigError, StateMismatchError, UnknownArgumentError
+from energon_stream.errors import ConfigError, EnergonStreamError, StateMismatchError, UnknownArgumentError
 from energon_stream.testing.datasets import prepared_text_dataset
 from energon_stream.tools.simulate import forecast
 
@@ -136,3 +137,14 @@ def test_numbers_of_the_environment_are_text():
         WorkerConfig(rank="0", world_size=1, num_workers=0)
     with pytest.raises(ConfigError, match="num_workers is 2"):
         WorkerConfig(rank=0, world_size=1, num_workers=2.5)
+
+
+@pytest.mark.parametrize("wrong", [{"path": "captoins"}, {"split_part": "trian"}, {"path": "mix.yaml"}])
+def test_a_typo_takes_few_lines(texts, tmp_path, wrong):
+    kind = "__module__: megatron.energon\n__class__: MetadatasetV2\n"
+    blend = f"splits:\n  train:\n    blend:\n    - {{path: {texts}, wieght: 1}}\n"
+    (tmp_path / "mix.yaml").write_text(kind + blend)
+    wrong = {name: value.replace("mix", f"{tmp_path}/mix") for name, value in wrong.items()}
+    with pytest.raises(EnergonStreamError) as raised:
+        get_train_dataset(**{"path": texts, "batch_size": 1, "worker_config": CONFIG, **wrong})
+    assert len("".join(traceback.format_exception(raised.value)).splitlines()) <= 20

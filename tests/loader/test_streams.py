@@ -302,3 +302,14 @@ def test_datasets_of_ones_own_see_the_streams_adopted():
     resumed = loader()
     resumed.restore_state_rank(whole.save_state_rank())
     assert list(resumed) == list(batches)
+
+
+@pytest.mark.parametrize("by", ["argument", "variable"])
+def test_streams_beyond_all_reason_are_refused(by, monkeypatch):
+    if by == "variable":
+        monkeypatch.setenv(VARIABLE, "100M")
+    with pytest.raises(
+        ConfigError, match=r"(num_streams|NUM_STREAMS) 100,000,000 is more than 65,536 for each"
+    ):
+        WorkerConfig(0, 4, 0, num_streams=100_000_000 if by == "argument" else 0)
+    assert WorkerConfig(0, 4, 0, num_streams=1 << 18).num_streams == 1 << 18
