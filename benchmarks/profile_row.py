@@ -39,6 +39,11 @@ ROWS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "H1": ("d40x8", "H1", {"epochs": 8}),
     "sizes": ("size4k", "H50", {"epochs": 4}),
     "1GB": ("huge1", "H50", {"epochs": 2}),
+    "jpeg": (
+        "photos3k",
+        "H50",
+        {"epochs": 1, "workers": 2, "cores": 2, "repeat": False, "decode": True},
+    ),
 }
 BINS = 24
 
