@@ -30,7 +30,7 @@ class DecodeThreads:
     """The threads of a process that decode, which start with the first part."""
 
     def __init__(self, threads: int, streams: int) -> None:
-        self.most_ahead: int = max(2 * threads, 4 * threads // streams)  # samples of each stream
+        self.most_ahead: int = max(2 * threads, 8 * threads // streams)  # samples of each stream
         self.open: weakref.WeakSet[Decoding] = weakref.WeakSet()  # whose values nobody has taken
         self.most_open: int = 2 * self.most_ahead * streams
         self._pools = PerProcess(lambda: ThreadPoolExecutor(threads, "energon_stream decode"))
