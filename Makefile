@@ -8,8 +8,10 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 
 # What `make test` leaves out, because it needs environments of its own, or long. Every night runs all of them.
 SUITES := test-all interop convert transforms ray megatron frameworks stores docs first-hour test-floor chaos-short
+# On a Python without the GIL, which the other suites do not have: make free-threaded PYTHON=python3.14t.
+FREE_THREADED := schedule tar index cache read
 
-.PHONY: demo test unit lint types audit bench bench-release peers $(SUITES) suites chaos soak release-check clean
+.PHONY: demo test unit lint types audit bench bench-release peers $(SUITES) suites chaos soak free-threaded release-check clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -169,6 +171,14 @@ docs:
 FIRST_HOUR = --venv $(VENV)
 first-hour: $(VENV)/installed
 	$(BIN)/python docs/tools/first_weeks.py $(FIRST_HOUR)
+
+# The rooms below PyTorch without the GIL; an extension that does not declare itself safe would switch it on again.
+free-threaded:
+	test -x .venv-free-threaded/bin/python || $(PYTHON) -m venv .venv-free-threaded
+	.venv-free-threaded/bin/python -m pip install -q --disable-pip-version-check -e . pyarrow pytest pytest-timeout \
+		pytest-xdist hypothesis sybil
+	PYTHON_GIL=0 .venv-free-threaded/bin/python -c 'import sys; sys.exit(sys._is_gil_enabled())'
+	PYTHON_GIL=0 .venv-free-threaded/bin/python -m pytest -n 2 $(FREE_THREADED:%=tests/%)
 
 # Azure's emulator, without which its tests are skipped; it comes from npm.
 stores: $(VENV)/installed

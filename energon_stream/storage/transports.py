@@ -37,7 +37,18 @@ StoreLayer: TypeAlias = Callable[[Store], Store]
 
 def _lazy(module: str, name: str) -> StoreFactory:
     """Import a transport when it is used: fsspec, s3fs and obstore take long to import."""
-    return lambda url, options: getattr(import_module(f"energon_stream.storage.{module}"), name)(url, options)
+
+    def open_store(url: str, options: Mapping[str, Any]) -> Store:
+        try:
+            found = import_module(f"energon_stream.storage.{module}")
+        except ModuleNotFoundError as error:  # obstore has no wheels for each Python
+            raise UnsupportedStoreError(
+                f"{error.name} is not installed", where=url, hint="Install it, or use transport='auto'."
+            ) from error
+        store: Store = getattr(found, name)(url, options)
+        return store
+
+    return open_store
 
 
 _obstore = _lazy("_obstore", "ObstoreStore")

@@ -43,6 +43,17 @@ BLOCKED = """
 """
 
 
+def test_s3_is_read_through_s3fs_where_obstore_has_no_wheels(s3_server, tmp_bucket, monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)  # as where it is not installed
+    monkeypatch.delitem(sys.modules, "energon_stream.storage._obstore", raising=False)
+    store = StoreSpec(tmp_bucket, s3_server.storage_options).open()
+    store.put("a", b"bytes")
+    assert bytes(store.get("a").data) == b"bytes"
+    spec = StoreSpec(tmp_bucket, s3_server.storage_options, "obstore")
+    with pytest.raises(UnsupportedStoreError, match=r"obstore is not installed.*transport='auto'"):
+        spec.open().get("a")
+
+
 def test_obstore_reads_s3_without_s3fs(s3_server, tmp_bucket):
     """s3fs and its dependencies are imported only if obstore cannot be used."""
     s3_server.put(f"{tmp_bucket}/key", b"data")
