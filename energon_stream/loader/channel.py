@@ -285,7 +285,7 @@ class Sender:
         self._sizes.append(self._last_size)
         self._leave_slot()
         try:
-            self._pipe.send_bytes(buffer.getbuffer())
+            self._pipe.send_bytes(buffer.getvalue())  # Python 3.12.1 crashes if a view of it is garbage
         except OSError as error:
             raise ParentGoneError from error
 
