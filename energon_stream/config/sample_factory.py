@@ -43,12 +43,14 @@ class SampleFactory:
     custom: CustomBuild | None = None  # makes the samples, and may look at all parts; None for this factory
     selection: PartSelection | None = field(init=False)  # parts that are read; None for all
     _plain: SampleFactory = field(init=False, repr=False, compare=False)  # the factory without ``custom``
+    _is_raw: bool = field(init=False, repr=False, compare=False)  # True if samples have all parts, as bytes
 
     def __post_init__(self) -> None:
         wanted = parts_of(self.fields) if self.fields and self.custom is None else self.part_filter
         declared = self.declared or not self.fields
         selection = None if wanted is None else PartSelection(wanted, declared)
         object.__setattr__(self, "selection", selection)
+        object.__setattr__(self, "_is_raw", self.decoder is None and self.part_filter is None)
         object.__setattr__(self, "_plain", self if self.custom is None else replace(self, custom=None))
 
     @property
@@ -98,7 +100,12 @@ class SampleFactory:
                     __sources__=(source,),
                     **self._mapped(parts),
                 )
-            crude = self._crude(key, parts, source)
+            if self._is_raw:  # without a call that can be spared: this runs for each sample
+                crude = CrudeSample()
+                for part, data in parts.items():
+                    crude[part] = data if isinstance(data, bytes) else data.tobytes()
+            else:
+                crude = self._crude(key, parts, source)
             crude["__key__"] = key
             crude["__restore_key__"] = restore_key
             crude["__subflavors__"] = own
@@ -136,8 +143,7 @@ class SampleFactory:
         crude, refused = CrudeSample(), {}
         decoder = self.decoder
         if decoder is None:
-            for part, data in parts.items():  # without a call of as_bytes: this runs for each part
-                crude[part] = data if isinstance(data, bytes) else data.tobytes()
+            crude.update((part, as_bytes(data)) for part, data in parts.items())
             return crude
         decode = _decode_of(decoder, given)
         if self.on_demand:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from energon_stream.errors import IndexMismatchError, StorageError
+from energon_stream.errors import DatasetError, IndexMismatchError, StorageError
 from energon_stream.read.budget import Budget, Lane
 from energon_stream.read.fetch import RangeFetch, touching, wait_for_first
 from energon_stream.read.large import read_large_sample
@@ -172,6 +172,7 @@ class SampleReader:
         self._group = group
         # Leaves whose samples may have several ranges.
         self._wide = {leaf: locator for leaf, locator in enumerate(locators) if locator.width != 1}
+        self._is_local = all(locator.index_is_local for locator in locators)
         self._position = _Position(schedule, cursor)
         # In the order of a reference's way: index entries, located ranges, planned requests.
         self._locating = Locating(schedule, cursor, locators, group.fetcher)
@@ -194,7 +195,23 @@ class SampleReader:
                     return None
             planned = ready.pop()
             self._position.since += 1
-            sample = self._read_alone(planned) if isinstance(planned, LargeSample) else self._cut(planned)
+            if isinstance(planned, LargeSample):
+                sample = self._read_alone(planned)
+            elif planned[0] in self._wide:
+                sample = self._cut_wide(planned)
+            else:
+                _, number, request, place, _ = planned
+                fetch = self._fetches[request]
+                cut = fetch.cutting
+                if cut is None or fetch.left is not None or (fetch.uses == 1 and not fetch.keeps):
+                    sample = self._leave(request, place).cut(number, place)
+                else:  # most samples: the answer is there, and stays; without a call that can be spared
+                    self._lane.consumed += 1
+                    fetch.uses -= 1
+                    try:
+                        sample = cut(number, place)
+                    except DatasetError:
+                        sample = fetch.cut(number, place)
             if sample is not None:
                 return sample
 
@@ -234,12 +251,9 @@ class SampleReader:
 
     # Consuming
 
-    def _cut(self, planned: Row) -> RawSample | None:
+    def _cut_wide(self, planned: Row) -> RawSample | None:
         leaf, sample, request, place, more = planned
-        fetch = self._leave(request, place)
-        if leaf not in self._wide:
-            return fetch.cut(sample, place)
-        ranges = [(fetch, place), *((self._leave(number, at), at) for number, at in more)]
+        ranges = [(self._leave(number, at), at) for number, at in ((request, place), *more)]
         while True:
             found = [(each.request.object, each.cut(sample, at)) for each, at in ranges]
             try:
@@ -354,6 +368,8 @@ class SampleReader:
         planned, most = self._planner.ranges - self._lane.consumed, self._group.options.max_ahead
         if self._planner.is_served:  # nothing is gained by planning far ahead what is there
             most = min(most, 8 * CHUNK)
+        if self._is_local:
+            most = min(most, 2 * CHUNK)
         return not self._lane.queue and planned < most
 
     @property

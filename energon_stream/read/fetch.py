@@ -41,16 +41,16 @@ class RangeFetch:
     __slots__ = (
         "_again",
         "_answer",
-        "_cut",
         "_first",
-        "_left",
         "_locator",
         "_sizes",
         "_users",
-        "_uses",
+        "cutting",
         "is_requested",
         "keeps",
+        "left",
         "request",
+        "uses",
     )
 
     def __init__(self, request: Request, locator: Locator, *, keeps: bool, is_shared: bool = False) -> None:
@@ -58,14 +58,14 @@ class RangeFetch:
         self.keeps: bool = keeps  # the answer, when no planned sample needs it any more
         self.is_requested: bool = False
         self._locator = locator
-        self._uses = len(request.starts)  # planned ranges that are not consumed yet
+        self.uses: int = len(request.starts)  # planned ranges that are not consumed yet
         self._answer: Future[Body] | None = None
         self._first = 0  # byte of the answer with which the own ones begin
         self._users = [1]  # fetches that the answer is for
-        self._cut: Cut | None = None
+        self.cutting: Cut | None = None  # once the answer was looked at
         self._again = _REPEATS  # times that the bytes may be requested again
         # Uses of each range, if the answer may be taken apart.
-        self._left = [1] * self._uses if is_shared and not self.is_local else None
+        self.left: list[int] | None = [1] * self.uses if is_shared and not self.is_local else None
         self._sizes: list[int] | None = None  # bytes of each copied sample, if it was taken apart
 
     @property
@@ -116,19 +116,19 @@ class RangeFetch:
 
     def reuse(self, places: Sequence[int]) -> None:
         """Note that ranges are planned once more, and served by the kept answer."""
-        self._uses += len(places)
-        if self._left is not None:
+        self.uses += len(places)
+        if self.left is not None:
             for place in places:
-                self._left[place] += 1
+                self.left[place] += 1
 
     def leave(self, place: int) -> int:
         """Mark a range as consumed; return how many bytes this releases."""
-        self._uses -= 1
-        if self._left is not None:
-            self._left[place] -= 1
+        self.uses -= 1
+        if self.left is not None:
+            self.left[place] -= 1
             if self._sizes is not None:
                 return self._sizes[place]
-        return 0 if self._uses or self.keeps else self.request.size
+        return 0 if self.uses or self.keeps else self.request.size
 
     def cut(self, sample: int, place: int) -> RawSample | None:
         """Wait for the bytes and cut a sample.
@@ -137,7 +137,7 @@ class RangeFetch:
         object, and this or ChecksumError if the bytes are not the sample when they are requested again, too.
         """
         while True:
-            self._cut = cut = self._cut or self._split()
+            self.cutting = cut = self.cutting or self._split()
             try:
                 return cut(sample, place)
             except (IndexMismatchError, ChecksumError) as error:
@@ -157,14 +157,14 @@ class RangeFetch:
         shard.forget(self.request.range)
         with as_errors_of_shards():
             body = shard.get_range(self.request.range)
-        self._cut, self._answer, self._first = None, Future(), 0
+        self.cutting, self._answer, self._first = None, Future(), 0
         self._answer.set_result(body)
         return True
 
     @property
     def is_done(self) -> bool:
         """True if no sample needs the answer any more."""
-        return not (self._uses or self.keeps)
+        return not (self.uses or self.keeps)
 
     @property
     def held(self) -> int:
@@ -173,7 +173,7 @@ class RangeFetch:
             return 0
         if self._sizes is None:
             return self.request.size
-        return sum(size for size, uses in zip(self._sizes, self._left or (), strict=True) if uses)
+        return sum(size for size, uses in zip(self._sizes, self.left or (), strict=True) if uses)
 
     def stop_keeping(self) -> int:
         """Keep the answer until its planned samples are consumed; return how many bytes this releases."""
@@ -187,21 +187,21 @@ class RangeFetch:
 
         If the request failed, nothing happens; the error is raised for the first sample.
         """
-        left = self._left
-        if left is None or self._sizes is not None or self.keeps or not self._uses:
+        left = self.left
+        if left is None or self._sizes is not None or self.keeps or not self.uses:
             return 0
         if len(left) < 2 and self._users[0] < 2:
             return 0
         if max(left) > 1:  # planned for several passes
             return 0
         try:
-            self._cut = self._cut or self._split()
+            self.cutting = self.cutting or self._split()
         except Exception:
             return 0
         before = self.held
         samples = enumerate(self.request.samples.tolist())
         copies = [_own(self.cut, sample, place) if left[place] else None for place, sample in samples]
-        self._cut = partial(_take_once, copies)
+        self.cutting = partial(_take_once, copies)
         self._sizes = (self.request.stops - self.request.starts).tolist()
         self._answer = Future()  # the bytes are no longer needed
         self._answer.set_result(Body(memoryview(b""), None, None))
@@ -209,7 +209,7 @@ class RangeFetch:
 
     def drop(self) -> int:
         """Cancel the request, or let it end; return the bytes that the fetch held."""
-        held, self._uses, self.keeps = self.held, 0, False
+        held, self.uses, self.keeps = self.held, 0, False
         if self._answer is not None:
             self._users[0] -= 1
             if not self._users[0]:

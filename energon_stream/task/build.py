@@ -225,7 +225,9 @@ class PipelineBuilder:
         if primary is not None or aux is not None:
             own = sample.stores or AuxStores()
             sample.stores = replace(own, aux=own.aux if aux is None else aux, primary=primary or own.primary)
-        chosen = select_cooker(self.cookers, subflavors or dict.get(sample, "__subflavors__"))
+        chosen = self.cookers[0]
+        if chosen.has_subflavors:
+            chosen = select_cooker(self.cookers, subflavors or dict.get(sample, "__subflavors__"))
         cooked = self.cook_crude_sample(sample, chosen, cooker_arguments(chosen, sample))
         # Damaged parts of a sample that the cooker passes on fail here, where that sample alone is left out.
         return cooked.decoded() if isinstance(cooked, OnDemandSample) else cooked

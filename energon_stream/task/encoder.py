@@ -37,6 +37,9 @@ else:
     T_raw_batch, T_batch = TypeVar("T_raw_batch"), TypeVar("T_batch")
 
 
+_NO_NAMES: frozenset[str] = frozenset()
+
+
 class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
     """Defines how samples become batches. Derive, and override the hooks that your task needs.
 
@@ -84,7 +87,7 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
         ``aux`` are its keyword arguments: file stores by name, and ``primary`` and ``cache`` if it asks for
         them. Raises ConfigError if it has other parameters.
         """
-        cook, names = cooker.cook, frozenset(aux)
+        cook, names = cooker.cook, frozenset(aux) if aux else _NO_NAMES
         if parameter_problem(cook, names) is not None:
             sources = sample.get("__sources__") or ()
             check_parameters(cook, names, sources[0].dataset_path if sources else "")
