@@ -183,11 +183,11 @@ class TarLocator(Locator):
             except CorruptTarError as error:
                 raise self._mismatch(error, path, begin + first) from error
             if is_local:
-                known[number] = parts
+                known[sample] = parts
             return parts
 
         def cut(sample: int, number: int) -> RawSample | None:
-            key, names, firsts, lasts, links = known.get(number) or find(sample, number)
+            key, names, firsts, lasts, links = known.get(sample) or find(sample, number)
             if key in excluded:
                 return None
             places = zip(names, firsts, lasts, strict=True)

@@ -8,8 +8,15 @@ import pytest
 
 from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset, prepare_metadataset
 from energon_stream.errors import IndexMismatchError
+from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream.read.consume import ReaderGroup, SampleReader
+from energon_stream.read.read_options import ReadOptions
+from energon_stream.read.tar_locator import TarLocator
+from energon_stream.rng import derive_key
+from energon_stream.schedule import LeafPlan, OrderSpec, RepeatPlan, build_schedule
+from energon_stream.storage import Fetcher, StoreSpec
 from energon_stream.testing.datasets import write_shards
 
 CRUDE = {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
@@ -71,6 +78,42 @@ def test_no_sample_is_short(folder, entry, by, slices):
     found, error = read(str(folder), slices)
     assert "the index and the tar disagree" in error
     assert {key: set(parts) for key, parts in found.items()} == {key: expected[key] for key in found}
+
+
+class CountedStore:
+    """A local store that counts how often whole files are looked at."""
+
+    is_local = True
+
+    def __init__(self, store):
+        self.store, self.gets = store, 0
+
+    def get(self, path, **options):
+        self.gets += 1
+        return self.store.get(path, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+
+def test_a_local_sample_is_compared_with_the_one_before_once(folder):
+    """The requests are too small to be parsed as arrays; what a later pass needs is remembered."""
+    locator = TarLocator(0, open_webdataset(StoreSpec(str(folder)), split_part="train"))
+    locator.store = store = CountedStore(locator.store)
+    leaf = LeafPlan(0, locator.index.shard_starts, OrderSpec(1, 12))
+    schedule = build_schedule(RepeatPlan(leaf, 3), num_streams=1, stream=0, key=derive_key(3))
+    reader = SampleReader(schedule, schedule.begin(), [locator], ReaderGroup(ReadOptions(), Fetcher(2)))
+    with tarfile.open(folder / "data-000000.tar") as tar:
+        expected = {member.name: tar.extractfile(member).read() for member in tar}
+    gets = []
+    for _ in range(3):
+        samples = [reader.next() for _ in range(12)]
+        found = {f"{each.key}.{name}": bytes(part) for each in samples for name, part in each.parts.items()}
+        assert found == expected
+        gets.append(store.gets)
+    reader.close()
+    assert gets[0] >= 12
+    assert gets[1:] == gets[:1] * 2
 
 
 FIRST = [(1, 1, 11), (2, -1, 11), (2, 1, 10), (3, -1, 10), (3, 1, 9), (4, -1, 9), (4, 1, 8), (6, 1, 6)]
