@@ -83,7 +83,7 @@ class RangeFetch:
     @property
     def is_split(self) -> bool:
         """True if a sample was cut already."""
-        return self._cut is not None
+        return self.cutting is not None
 
     @property
     def is_local(self) -> bool:
