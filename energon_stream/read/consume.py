@@ -10,14 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import DatasetError, IndexMismatchError, StorageError
 from energon_stream.read.budget import Budget, Lane
 from energon_stream.read.fetch import RangeFetch, touching, wait_for_first
 from energon_stream.read.large import read_large_sample
-from energon_stream.read.locating import Locating
+from energon_stream.read.locating import Locating, Position
 from energon_stream.read.read_options import CHUNK, LOADING, ReadOptions
 from energon_stream.read.read_plan import LargeSample, ReadySamples, Row
 from energon_stream.read.request_planner import Planner, plan_limits
@@ -146,23 +145,6 @@ class ReaderGroup:
         self.look_again = True
 
 
-@dataclass(slots=True)
-class _Position:
-    """The consumer's place in one pass of a schedule."""
-
-    schedule: Schedule
-    cursor: Cursor
-    since: int = 0  # samples consumed after the cursor
-    begun: bool = False  # whether the pass was planned
-
-    def settle(self, behind: int = 0) -> Cursor:
-        """Return the cursor after the last consumed sample, or some samples before that."""
-        if self.since > behind:
-            self.cursor = self.schedule.advance(self.cursor, self.since - behind)
-            self.since = behind
-        return self.cursor
-
-
 class SampleReader:
     """Reads the samples of one schedule in order, from a cursor on. ``locators`` are by leaf number."""
 
@@ -173,7 +155,7 @@ class SampleReader:
         # Leaves whose samples may have several ranges.
         self._wide = {leaf: locator for leaf, locator in enumerate(locators) if locator.width != 1}
         self._is_local = all(locator.index_is_local for locator in locators)
-        self._position = _Position(schedule, cursor)
+        self._position = Position(schedule, cursor)
         # In the order of a reference's way: index entries, located ranges, planned requests.
         self._locating = Locating(schedule, cursor, locators, group.fetcher)
         self._planner = Planner(plan_limits(group.options, locators, group.readers))
@@ -219,7 +201,7 @@ class SampleReader:
         """Begin another pass at a cursor, after the end of this one. Answers that are kept serve it, too."""
         self._locating.restart(cursor)
         self._planner = self._planner.restart()
-        self._position = _Position(self._position.schedule, cursor, begun=self._planner.generation > 0)
+        self._position = Position(self._position.schedule, cursor, begun=self._planner.generation > 0)
         self._group.look_again = True
 
     def cursor(self, behind: int = 0) -> Cursor:

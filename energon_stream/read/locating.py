@@ -48,6 +48,23 @@ class _Chunk:
         return [load for load in self.loads or () if not load.done()]
 
 
+@dataclass(slots=True)
+class Position:
+    """The consumer's place in one pass of a schedule."""
+
+    schedule: Schedule
+    cursor: Cursor
+    since: int = 0  # samples consumed after the cursor
+    begun: bool = False  # whether the pass was planned
+
+    def settle(self, behind: int = 0) -> Cursor:
+        """Return the cursor after the last consumed sample, or some samples before that."""
+        if self.since > behind:
+            self.cursor = self.schedule.advance(self.cursor, self.since - behind)
+            self.since = behind
+        return self.cursor
+
+
 class Locating:
     """Takes references from a schedule, from a cursor on, and returns their byte ranges in order.
 
