@@ -1,6 +1,6 @@
 """Processes, threads and decode threads: images a second, and memory, of one rank that decodes JPEGs.
 
-    python benchmarks/worker_kinds.py [--rounds 5] [--images 1200] [--side 512]
+    python benchmarks/worker_kinds.py [--rounds 5] [--images 1200] [--side 512] [--cores 2]
     python benchmarks/worker_kinds.py --gil
 
 Local files, batches of 32. Rates are medians of interleaved rounds, of the images after the first batches.
@@ -37,16 +37,18 @@ from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 
 BATCH, WARM = 32, 6
 
-# Name, workers, kind, decode threads.
-KINDS: dict[str, tuple[int, str, int]] = {
-    "1 process": (1, "fork", 0),
-    "2 processes": (2, "fork", 0),
-    "1 process, 2 decode threads": (1, "fork", 2),
-    "2 threads": (2, "thread", 0),
-    "1 thread, 2 decode threads": (1, "thread", 2),
-    "no worker": (0, "main", 0),
-    "no worker, 2 decode threads": (0, "main", 2),
-}
+
+def kinds(cores: int) -> dict[str, tuple[int, str, int]]:
+    """Return workers, their type and decode threads by name, to use some cores."""
+    return {
+        "1 process": (1, "fork", 0),
+        f"{cores} processes": (cores, "fork", 0),
+        f"1 process, {cores} decode threads": (1, "fork", cores),
+        f"{cores} threads": (cores, "thread", 0),
+        f"1 thread, {cores} decode threads": (1, "thread", cores),
+        "no worker": (0, "main", 0),
+        f"no worker, {cores} decode threads": (0, "main", cores),
+    }
 
 
 class Pictures(DefaultTaskEncoder):
@@ -56,10 +58,10 @@ class Pictures(DefaultTaskEncoder):
         return {"__key__": sample["__key__"], "image": sample["jpg"]}
 
 
-def loader_of(folder: str, kind: str) -> Any:
+def loader_of(folder: str, kind: str, cores: int) -> Any:
     """Open a loader of a kind. All have the same streams, and so the same order."""
-    workers, worker_type, threads = KINDS[kind]
-    config = WorkerConfig(0, 1, workers, num_streams=2)
+    workers, worker_type, threads = kinds(cores)[kind]
+    config = WorkerConfig(0, 1, workers, num_streams=cores)
     dataset = get_train_dataset(
         folder,
         worker_config=config,
@@ -71,9 +73,9 @@ def loader_of(folder: str, kind: str) -> Any:
     return get_loader(dataset, worker_type=worker_type, decode_threads=threads)
 
 
-def rate(folder: str, kind: str, images: int) -> float:
+def rate(folder: str, kind: str, cores: int, images: int) -> float:
     """Return images a second, after the first batches."""
-    with loader_of(folder, kind) as loader:
+    with loader_of(folder, kind, cores) as loader:
         batches = iter(loader)
         for _ in range(WARM):
             next(batches)
@@ -91,10 +93,10 @@ def pss(pids: tuple[int, ...]) -> int:
     )
 
 
-def memory(folder: str, kind: str) -> int:
+def memory(folder: str, kind: str, cores: int) -> int:
     """Return the bytes that a loader of a kind adds to this program, in the median of some batches."""
     before, found = pss(()), list[int]()
-    with loader_of(folder, kind) as loader:
+    with loader_of(folder, kind, cores) as loader:
         for number, _ in enumerate(loader):
             if number >= WARM and number % 2 == 0:
                 found.append(pss(loader.worker_pids))
@@ -162,24 +164,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=1200)
     parser.add_argument("--side", type=int, default=512)
+    parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--gil", action="store_true")
     parser.add_argument("--memory", nargs=2, metavar=("FOLDER", "KIND"), help="used by this program itself")
     given = parser.parse_args()
     if given.memory:
-        print(memory(*given.memory))
+        print(memory(*given.memory, given.cores))
         return
     if given.gil:
         gil(given.rounds)
         return
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), given.images, given.side)
-        rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        rates: dict[str, list[float]] = {kind: [] for kind in kinds(given.cores)}
         for _ in range(given.rounds):
             for kind, each in rates.items():
-                each.append(rate(folder, kind, given.images))
+                each.append(rate(folder, kind, given.cores, given.images))
         print(f"{'kind':<28} {'images/s':>8} {'MB':>6}")
         for kind, each in rates.items():
-            command = [sys.executable, __file__, "--memory", folder, kind]
+            command = [sys.executable, __file__, "--cores", str(given.cores), "--memory", folder, kind]
             added = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             print(f"{kind:<28} {statistics.median(each):>8.0f} {added / 1e6:>6.0f}")
 
