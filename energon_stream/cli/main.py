@@ -29,10 +29,10 @@ _ALL = frozenset(name for commands in WORDS["sections"].values() for name in com
 
 
 def _docs() -> str:
-    """Return the address of the documentation, whose one place is pyproject.toml."""
+    """Return the address of the documentation in pyproject.toml, or else its folder in the repository."""
     with suppress(metadata.PackageNotFoundError):
         urls = metadata.metadata("energon-stream").get_all("Project-URL", [])
-        return str(*(url.partition(", ")[2] for url in urls if url.startswith("Documentation,")))
+        return next((url.partition(", ")[2] for url in urls if url.startswith("Documentation,")), "docs")
     return "docs"
 
 
