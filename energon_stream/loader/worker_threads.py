@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import logging
 import os
@@ -71,6 +72,8 @@ class LoaderThread(WorkerThread):
         self._steps: SimpleQueue[Step | BaseException | None] = SimpleQueue()
         self._answers: SimpleQueue[bool] = SimpleQueue()  # True for a step that was taken, False at the end
         self._awaits_answer = self._has_sent = False
+        # Those of the creator, as without workers: numpy's errstate, decimal's precision, torch.no_grad.
+        self._context, self._has_grad = contextvars.copy_context(), torch.is_grad_enabled()
         self._pid, self._begun, threads = os.getpid(), threading.Event(), torch.get_num_threads()
         try:
             self.start()
@@ -81,6 +84,10 @@ class LoaderThread(WorkerThread):
 
     def run(self) -> None:
         """Make the batches of the position's streams until the loader is closed."""
+        self._context.run(self._run)
+
+    def _run(self) -> None:
+        torch.set_grad_enabled(self._has_grad)
         torch.set_num_threads(1)
         torch.get_num_threads()  # or the first operation of this thread would take the number of then
         self._begun.set()

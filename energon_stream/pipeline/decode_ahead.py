@@ -6,6 +6,7 @@ for parts that took long in earlier samples. What a call returns or raises, the 
 
 from __future__ import annotations
 
+import contextvars
 import os
 import time
 import weakref
@@ -37,7 +38,8 @@ class DecodeThreads:
 
     def submit(self, decode: Decode, parts: dict[str, bytes | memoryview]) -> Future[dict[str, Any]]:
         """Decode parts on a thread. The result has a value or an error for each of them."""
-        return self._pools.get().submit(_decode_each, decode, parts)
+        context = contextvars.copy_context()  # numpy's errstate, and what else the worker has set
+        return self._pools.get().submit(context.run, _decode_each, decode, parts)
 
     def close(self) -> None:
         """Let the threads end after the parts that they decode."""

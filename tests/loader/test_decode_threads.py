@@ -194,6 +194,35 @@ def test_parts_that_take_long_and_are_looked_at_are_decoded_ahead(folder, decode
     assert all(sample["here"] for batch in found for sample in batch)
 
 
+class Settings(FileStoreDecoder):
+    """Notes what numpy does on an overflow, for each thread."""
+
+    thread_safe = True
+
+    def __init__(self):
+        self.noted = set()
+
+    def decode(self, fname, data):
+        time.sleep(0.001 * (fname == "png"))
+        self.noted.add((threading.current_thread() is threading.main_thread(), np.geterr()["over"]))
+        return bytes(data)[:4]
+
+
+class Short(Encoder):
+    @stateless
+    def encode_sample(self, sample):
+        return sample
+
+
+def test_settings_of_numpy_hold_in_the_threads(folder):
+    encoder = Short(Settings())
+    config = WorkerConfig(0, 1, 0, num_streams=2)
+    dataset = get_train_dataset(folder, worker_config=config, task_encoder=encoder, batch_size=3)
+    with np.errstate(over="raise"), get_savable_loader(dataset, decode_threads=2) as loader:
+        list(islice(loader, 12))
+    assert encoder.decoder.noted == {(True, "raise"), (False, "raise")}
+
+
 class Gated(FileStoreDecoder):
     """Decodes slowly, and notes how many calls there are at the same time."""
 

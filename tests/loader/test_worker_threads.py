@@ -1,5 +1,6 @@
 """Workers that are threads of the process. The oracle is an undisturbed run with worker processes."""
 
+import decimal
 import gc
 import os
 import random
@@ -7,6 +8,7 @@ import signal
 import threading
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 
@@ -137,6 +139,22 @@ def test_hooks_run_beside_each_other_and_each_knows_its_worker():
         found = list(loader)
     assert [worker for _, worker, _ in found] == [0, 1] * 3
     assert {name for _, _, name in found} == {"energon_stream worker 0", "energon_stream worker 1"}
+
+
+def settings(number):
+    return np.geterr(), decimal.getcontext().prec, torch.is_grad_enabled()
+
+
+def test_hooks_have_the_settings_of_the_thread_that_starts_the_workers():
+    found = []
+    with np.errstate(all="raise"), decimal.localcontext() as context, torch.no_grad():
+        context.prec = 7
+        for workers in [0, 2]:
+            with get_savable_loader(dataset(settings, workers), worker_type="thread") as loader:
+                found.append(list(islice(loader, 4)))
+    assert found[1] == found[0] == [(dict.fromkeys(np.geterr(), "raise"), 7, False)] * 4
+    with get_savable_loader(dataset(settings), worker_type="thread") as loader:
+        assert next(iter(loader)) == settings(0)  # nothing of it stays
 
 
 def test_what_processes_cannot_send_threads_can():
