@@ -137,7 +137,7 @@ def _explain_stream(
     for plan in plans:
         if steps.of(place) >= end:
             break
-        requests.update((request.number, request) for request in plan.requests)
+        requests.update((each.number, locators[each.leaf].with_neighbours(each)) for each in plan.requests)
         for planned in plan.samples:
             if isinstance(planned, LargeSample):
                 step = steps.of(place)
