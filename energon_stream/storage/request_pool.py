@@ -64,6 +64,7 @@ class _PoolRun(RequestRun[_PoolTask], AttemptListener):
             granted.acquire()
         granted.acquire()
         with pool.lock:
+            task.granted = None  # it may be queued again, as a fresh one
             pool.scheduler.begin(self, time.monotonic())
         pool.start_threads()
 
@@ -208,7 +209,7 @@ class RequestPool:
     def _work(self) -> None:
         task = self._granted.get()
         while task is not None:
-            if task.future.set_running_or_notify_cancel():
+            if task.future.running() or task.future.set_running_or_notify_cancel():
                 self._run(_PoolRun(self, task))
             with self.lock:
                 self.scheduler.release(task)

@@ -37,6 +37,8 @@ class RequestTask:
     twin_bytes: int = 0  # bytes set aside for a second attempt that was sent beside the latest one
     runs: int = 1  # first and second requests that have not ended
     reading: int = 0  # runs whose first bytes have arrived
+    is_dropped: bool = False  # whether the first run's answer was dropped for that of a second
+    is_alone: bool = False  # whether that failed, so that no attempt is sent twice at once any more
     settled: bool = False
     error: BaseException | None = None
 
@@ -175,10 +177,11 @@ class RequestScheduler(Generic[T]):
         # Not at the end: a rejection has no body, so it would be noted before answers that came earlier.
         run.is_accepted = True
         self._limiter.observe(rejected=False, in_flight=self._busy)
-        is_surplus = run.is_second and task.twin_bytes > 0 and task.reading > 0
+        is_surplus = task.twin_bytes > 0 and task.reading > 0
         run.is_reading = not ((task.settled or is_surplus) and task.size > _WORTH_DROPPING)
         if is_surplus and not run.is_reading:
             self.budget.spend(_WORTH_DROPPING - task.size)
+            task.is_dropped |= not (run.is_second or task.settled)
         task.reading += run.is_reading
         if run.is_reading and task.size:
             if task in self._watched:
@@ -194,7 +197,8 @@ class RequestScheduler(Generic[T]):
         is_rejected = isinstance(error, ThrottledError)
         task.reading -= run.is_reading
         if not run.is_second:
-            self._watched.pop(task, None)
+            if not task.is_dropped:  # else the second one may stall
+                self._watched.pop(task, None)
         elif error is not None and task in self._watched:  # a failing store must not get a third request
             self._watched[task].repeats = _MOST_REPEATS
         if is_rejected:  # of two attempts at once, the store answers one at most
@@ -210,14 +214,23 @@ class RequestScheduler(Generic[T]):
             self.release(task)
 
     def finish(self, run: RequestRun[T], error: BaseException | None) -> bool:
-        """End a run; return whether it settles the task, with ``task.error`` if ``error`` is not None."""
+        """End a run; return whether it settles the task, with ``task.error`` if ``error`` is not None.
+
+        A task whose first answer was dropped for one that broke off is queued again, as a fresh one.
+        """
         task = run.task
         task.runs -= 1
         if not task.runs:
             self._hedges -= task.hedges
-        if task.error is None or not run.is_second:  # prefer the first request's error
+        is_dropped = task.is_dropped and not run.is_second
+        if not is_dropped and (task.error is None or not run.is_second):  # prefer the first request's error
             task.error = error
         if task.settled or (error is not None and task.runs):
+            return False
+        if error is not None and task.is_dropped and not self.is_closing:  # begin again, without a second
+            task.is_dropped, task.is_alone, task.error = False, True, None
+            task.runs, task.hedges, task.twin_bytes = 1, 0, 0
+            heapq.heappush(self._fresh, (task.urgency, task))
             return False
         task.settled = True
         self._watched.pop(task, None)
@@ -274,7 +287,7 @@ class RequestScheduler(Generic[T]):
         that rejects because it is busy gets no such requests: it shrinks the limit.
         """
         limiter = self._limiter
-        if not (task.is_rejected or (task.size <= _CHEAP and limiter.has_rejected)):
+        if task.is_alone or not (task.is_rejected or (task.size <= _CHEAP and limiter.has_rejected)):
             return False
         if not limiter.is_wide or not self._may_repeat(task):
             return False

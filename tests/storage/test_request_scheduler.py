@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from energon_stream.errors import ThrottledError
+from energon_stream.errors import ThrottledError, TransientStorageError
 from energon_stream.storage.attempts import AnswerUnwanted
 from energon_stream.storage.request_scheduler import RequestRun, RequestScheduler, RequestTask
 
@@ -192,6 +192,79 @@ def test_the_second_of_two_answers_at_once_is_dropped_and_its_bytes_are_given_ba
     scheduler.end(first, None, 11.1)
     assert scheduler.finish(first, None)
     assert task.error is None
+
+
+def sent_twice(driver):
+    """A large request of which both attempts are under way, after a rejection."""
+    task = driver.submit(size=4 * MB)
+    first = rejected(driver, driver.scheduler.grant())
+    driver.scheduler.begin(first, 11.0)
+    assert driver.scheduler.grant() is task
+    assert driver.scheduler.begin(first, 11.0)
+    return task, first, driver.begin(task, 11.0, is_second=True)
+
+
+def dropped(driver, first):
+    """The first run's answer comes when the other one is read."""
+    assert not driver.scheduler.answered(first, 11.06)
+    driver.scheduler.end(first, AnswerUnwanted(), 11.06)
+    assert not driver.scheduler.finish(first, AnswerUnwanted())
+    driver.scheduler.release(first.task)
+
+
+def test_the_first_of_two_answers_at_once_is_dropped_if_the_second_is_read_already():
+    driver = Driver(4)
+    task, first, second = sent_twice(driver)
+    assert driver.scheduler.answered(second, 11.05)
+    dropped(driver, first)
+    assert driver.scheduler.budget.can_spend(5 * MB)  # one megabyte arrived for nothing
+    driver.look(11.1)
+    assert driver.look_at < inf  # the answer that is read may still stall
+    driver.scheduler.end(second, None, 11.1)
+    assert driver.scheduler.finish(second, None)
+    assert task.error is None
+    driver.look(100.0)
+    assert driver.look_at == inf
+
+
+@pytest.mark.parametrize("breaks_first", [False, True])
+def test_a_request_begins_again_if_the_answer_broke_off_for_which_the_other_was_dropped(breaks_first):
+    driver = Driver(4)
+    scheduler = driver.scheduler
+    task, first, second = sent_twice(driver)
+    error = TransientStorageError("reset")
+    assert scheduler.answered(second, 11.05)
+    if breaks_first:
+        assert not scheduler.answered(first, 11.06)
+    else:
+        dropped(driver, first)
+    scheduler.end(second, error, 11.1)
+    assert not scheduler.finish(second, error)
+    if breaks_first:
+        scheduler.end(first, AnswerUnwanted(), 11.1)
+        assert not scheduler.finish(first, AnswerUnwanted())
+        scheduler.release(task)
+    assert scheduler.grant() is task
+    again = rejected(driver, task, 12.0)
+    scheduler.begin(again, 13.0)
+    assert scheduler.grant() is task
+    assert scheduler.begin(again, 13.0)
+    assert driver.repeated == [task]  # not sent twice again
+    driver.answer(again, 13.1)
+    assert task.settled
+    assert task.error is None
+
+
+def test_an_answer_that_broke_off_while_closing_ends_the_request():
+    driver = Driver(4)
+    task, first, second = sent_twice(driver)
+    error = TransientStorageError("reset")
+    assert driver.scheduler.answered(second, 11.05)
+    dropped(driver, first)
+    driver.scheduler.close()
+    driver.scheduler.end(second, error, 11.1)
+    assert driver.scheduler.finish(second, error)
+    assert task.error is error
 
 
 def test_a_rejected_second_request_costs_no_bytes():
