@@ -164,7 +164,8 @@ class TarLocator(Locator):
             return _cut_alike(self.leaf, path, data, found, excluded)
 
         before = self._starts_before(request, joined) if are_whole else None
-        known: dict[int, SampleParts] = {}  # of a local tar, whose answers take no memory
+        # With headers. Only of a local tar, whose answers take no memory, and change with the file.
+        known: dict[int, tuple[SampleParts, list[bytes]]] = {}
         is_local = self.store.is_local
 
         def find(sample: int, number: int) -> SampleParts:
@@ -183,11 +184,17 @@ class TarLocator(Locator):
             except CorruptTarError as error:
                 raise self._mismatch(error, path, begin + first) from error
             if is_local:
-                known[sample] = parts
+                known[sample] = parts, [data[at - TAR_RECORD : at].tobytes() for at in parts[2]]
             return parts
 
+        def again(sample: int) -> SampleParts | None:
+            """Return what is known of a sample, unless its headers are others since: the file was edited."""
+            parts, heads = known.get(sample, (None, []))
+            firsts = parts[2] if parts else ()
+            return parts if heads == [data[at - TAR_RECORD : at].tobytes() for at in firsts] else None
+
         def cut(sample: int, number: int) -> RawSample | None:
-            key, names, firsts, lasts, links = known.get(sample) or find(sample, number)
+            key, names, firsts, lasts, links = again(sample) or find(sample, number)
             if key in excluded:
                 return None
             places = zip(names, firsts, lasts, strict=True)

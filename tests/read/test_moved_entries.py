@@ -1,6 +1,8 @@
 """An index entry that lies one member too early or too late: no sample comes short before the error."""
 
+import io
 import json
+import os
 import tarfile
 
 import numpy as np
@@ -114,6 +116,40 @@ def test_a_local_sample_is_compared_with_the_one_before_once(folder):
     reader.close()
     assert gets[0] >= 12
     assert gets[1:] == gets[:1] * 2
+
+
+@pytest.mark.parametrize("slices", [1, 4, None])
+def test_a_local_tar_that_is_edited_in_place_gives_no_bytes_of_other_parts(folder, slices):
+    """In a later pass, although size and time stay, and requests are too small to be parsed as arrays."""
+    tar = folder / "data-000000.tar"
+    dataset = get_train_dataset(
+        str(folder), batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=slices,
+        worker_config=WorkerConfig(0, 1, 0),
+    )  # fmt: skip
+    batches = iter(get_savable_loader(dataset))
+    for _ in range(12):
+        next(batches)
+    held: dict[str, list[tuple[tarfile.TarInfo, bytes]]] = {}
+    with tarfile.open(tar) as old:
+        for member in old:
+            held.setdefault(member.name.partition(".")[0], []).append(
+                (member, old.extractfile(member).read())
+            )
+    edited = io.BytesIO()
+    with tarfile.open(fileobj=edited, mode="w", format=tarfile.USTAR_FORMAT) as new:
+        for sample in held.values():
+            for member, data in reversed(sample):
+                new.addfile(member, io.BytesIO(data))
+    times = os.stat(tar)
+    with open(tar, "r+b") as file:
+        file.write(edited.getvalue()[: times.st_size].ljust(times.st_size, b"\0"))
+    os.utime(tar, ns=(times.st_atime_ns, times.st_mtime_ns))
+    expected = {key: {member.name[len(key) + 1 :]: data for member, data in held[key]} for key in held}
+    for _ in range(12):
+        batch = next(batches)
+        found = {name: value[0] for name, value in batch.items() if name[:2] != "__"}
+        found = {name: data.encode() if isinstance(data, str) else data for name, data in found.items()}
+        assert found == expected[batch["__key__"][0].rpartition("/")[2]]
 
 
 FIRST = [(1, 1, 11), (2, -1, 11), (2, 1, 10), (3, -1, 10), (3, 1, 9), (4, -1, 9), (4, 1, 8), (6, 1, 6)]
