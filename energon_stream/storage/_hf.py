@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
+from energon_stream.errors import ConfigError, ObjectNotFoundError
+from energon_stream.printable import nearest
 from energon_stream.storage._answers import object_changed, short_body
 from energon_stream.storage._fsspec import FsspecStore
-from energon_stream.storage.store import Body, ByteRange, ObjectMeta
+from energon_stream.storage.store import Body, ByteRange, ListEntry, ObjectMeta
 
 _TIMEOUT = 20.0  # seconds without a byte
+_OPTIONS: dict[str, Any] = {  # HfFileSystem takes any other name, and does nothing with it
+    "endpoint": str,
+    "token": (str, bool),
+    "block_size": int,
+    "expand_info": bool,
+    "max_workers": int,
+    "live_follow": bool,
+}
 
 
 class HfStore(FsspecStore):
@@ -18,6 +28,38 @@ class HfStore(FsspecStore):
 
     The file system itself would list the folder before it reads a file of it, and retry by rules of its own.
     """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        for name, value in options.items():
+            if name not in _OPTIONS:
+                hint = nearest(name, _OPTIONS)
+                raise ConfigError(f"the hub has no storage option {name!r}", where=url, hint=hint)
+            if value is not None and not (isinstance(value, _OPTIONS[name]) and value != ""):
+                # Not the value: it may be a token.
+                what = f"the storage option {name!r} is {'empty' if value == '' else type(value).__name__}"
+                raise ConfigError(what, where=url, hint="leave it out for the hub's default")
+        endpoint = options.get("endpoint")
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                "the storage option 'endpoint' is no http:// or https:// URL", where=url, hint="correct it"
+            )
+        super().__init__(url, options)
+
+    def list(self, prefix: str = "") -> Iterator[ListEntry]:
+        """Yield nothing for a missing folder. Raises ObjectNotFoundError for a missing repository."""
+        is_empty = True
+        for entry in super().list(prefix):
+            is_empty = False
+            yield entry
+        if not is_empty:
+            return
+        try:
+            self._call(prefix, lambda: self._fs.resolve_path(self._root))
+        except ObjectNotFoundError as error:
+            hint = "check owner, name and @revision; a private one needs a token that may read it"
+            raise self._error(
+                ObjectNotFoundError, prefix, "the hub has no such repository, revision or bucket", hint
+            ) from error
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
         body = self._request(path, etag)

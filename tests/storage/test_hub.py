@@ -7,6 +7,8 @@ import pytest
 from energon_stream import WorkerConfig, get_loader, get_val_dataset, open_dataset
 from energon_stream.errors import (
     AccessDeniedError,
+    ConfigError,
+    NotPreparedError,
     ObjectChangedError,
     ObjectNotFoundError,
     TransientStorageError,
@@ -122,3 +124,34 @@ def test_tokens_are_sent_and_not_shown(tmp_path, caplog):
         with pytest.raises(AccessDeniedError) as caught:
             wrong.open().get("digits")
         assert "hf_other" not in f"{caught.value!r} {caught.value} {caplog.text} {spec!r}"
+
+
+@pytest.mark.parametrize("place", ["datasets/user/nothing", "buckets/user/nothing", f"{REPOSITORY}@other"])
+def test_a_missing_repository_is_not_called_a_dataset_that_is_not_prepared(hub, place):
+    """A folder that is missing in a repository is."""
+    options = {
+        "storage_options": hub.storage_options,
+        "batch_size": 1,
+        "worker_config": WorkerConfig(0, 1, 0),
+    }
+    with pytest.raises(ObjectNotFoundError, match=r"no such repository.*token"):
+        get_val_dataset(f"hf://{place}/texts", **options)
+    with pytest.raises(NotPreparedError):
+        get_val_dataset(f"hf://{REPOSITORY}/texts", **options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"tokn": "hf_secret"}, "did you mean 'token'"),
+        ({"anon": True}, "no storage option 'anon'"),
+        ({"token": b"hf_secret"}, "'token' is bytes"),
+        ({"token": ""}, "'token' is empty"),
+        ({"endpoint": "localhost:80"}, "'endpoint' is no http"),
+    ],
+)
+def test_wrong_storage_options_are_refused(hub, wrong, match):
+    """huggingface_hub passes over names that it does not know."""
+    with pytest.raises(ConfigError, match=f"(?i){match}") as caught:
+        list(StoreSpec(f"hf://{REPOSITORY}", {**hub.storage_options, **wrong}).open().list())
+    assert "hf_secret" not in str(caught.value)
