@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import signature
 from numbers import Integral
+from traceback import walk_tb
+from types import FrameType
 from typing import ParamSpec, TypeVar
 
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError, UnknownArgumentError
@@ -52,6 +55,11 @@ def check_names(given: Iterable[str], known: Iterable[str], where: str | None = 
             raise UnknownArgumentError(f"unknown argument {name!r}", where=where, hint=hint)
 
 
+def _is_foreign(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package != "energon_stream" and package not in sys.stdlib_module_names
+
+
 def names_checked(*more: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Let a function name unknown keywords before missing ones. ``more`` is what its ``**options`` may be."""
 
@@ -64,6 +72,8 @@ def names_checked(*more: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             try:
                 return function(*args, **options)
             except (ConfigError, MetadataError, ObjectNotFoundError) as error:
+                if any(_is_foreign(frame) for frame, _ in walk_tb(error.__traceback__)):
+                    raise  # from a class or function of the user's
                 raise error.with_traceback(None) from error.__cause__  # without the library's frames
 
         return call

@@ -23,6 +23,7 @@ from energon_stream.pipeline.packing import BufferSize, check_buffer_size
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.samples import CrudeSample
 from energon_stream.schedule import OrderSpec
+from energon_stream.schedule.leaf_order import check_multiplier
 from energon_stream.storage import StoreSpec, Transport
 from energon_stream.task import Cooker, DefaultTaskEncoder, TaskEncoder, check_encoder
 from energon_stream.urls import is_local
@@ -187,6 +188,7 @@ class DatasetRequest:
         check_names(options, DatasetOptions.__optional_keys__)
         if not isinstance(split_part, str):
             raise ConfigError(f"split_part is {split_part!r:.80}", hint='pass one name, such as "train"')
+        check_multiplier(multiplier)
         labels = [options[name] for name in ("tags", "subflavors") if options.get(name) is not None]
         if len(labels) > 1:
             raise ConfigError("tags and subflavors are both given", hint="use tags, the newer name")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +28,14 @@ _COUNTED = 1 << 16  # slices that are counted at a time, in a few megabytes
 _PERMUTED = 256  # slices that are permuted at a time: as many take hardly longer than a few
 
 
+def check_multiplier(value: object) -> None:
+    """Raise ConfigError for what is no number of passes to shuffle together."""
+    hint = "use None, -1, or a positive number of passes, below 2**31"
+    check_whole("shuffle_over_epochs_multiplier", value, -1, hint)
+    if value is not None and not (value == -1 or 0 < int(value) < 1 << 31):  # type: ignore[call-overload]
+        raise ConfigError(f"shuffle_over_epochs_multiplier is {value!r:.80}", hint=hint)
+
+
 @dataclass(frozen=True, slots=True)
 class OrderSpec:
     """Options of a leaf's order."""
@@ -46,13 +54,10 @@ class OrderSpec:
         check_whole("max_samples_per_sequence", self.max_samples_per_sequence, 1, hint)
         check_whole("shuffle_buffer_size", self.shuffle_window, 0, "use None for no shuffle")
         check_whole("parallel_shard_iters", self.parallel_slices, 1, "use 1 or more")
-        if self.shuffle_over_epochs is not None and not (
-            self.shuffle_over_epochs == -1 or self.shuffle_over_epochs > 0
-        ):
-            raise ConfigError(
-                f"shuffle_over_epochs_multiplier is {self.shuffle_over_epochs}",
-                hint="use None, -1, or a positive number of passes",
-            )
+        check_multiplier(self.shuffle_over_epochs)
+        for each in fields(self):  # numbers of numpy are no JSON, which states and digests are of
+            value = getattr(self, each.name)
+            object.__setattr__(self, each.name, None if value is None else int(value))
         if self.shuffle_over_epochs is None and self.parallel_slices > 1:
             raise ConfigError(
                 f"parallel_shard_iters is {self.parallel_slices} but shuffle_over_epochs_multiplier is None",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from energon_stream import (
+    DefaultTaskEncoder,
     WorkerConfig,
     get_loader,
     get_savable_loader,
@@ -18,7 +19,8 @@ from energon_stream import (
 )
 from energon_stream.errors import ConfigError, EnergonStreamError, StateMismatchError, UnknownArgumentError
 from energon_stream.testing.datasets import prepared_text_dataset
-from energon_stream.tools.simulate import forecast
+from energon_stream.tools.simulate import StoreModel, forecast, simulate
+from energon_stream.tools.simulate.explain import explain
 
 CONFIG = WorkerConfig(rank=0, world_size=1, num_workers=0)
 
@@ -148,3 +150,53 @@ def test_a_typo_takes_few_lines(texts, tmp_path, wrong):
     with pytest.raises(EnergonStreamError) as raised:
         get_train_dataset(**{"path": texts, "batch_size": 1, "worker_config": CONFIG, **wrong})
     assert len("".join(traceback.format_exception(raised.value)).splitlines()) <= 20
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1.5, "x", [], {}, (1, 2), 0, -2, True, 10**30])
+def test_a_number_of_passes_of_a_wrong_kind_is_named(texts, value):
+    with pytest.raises(ConfigError, match="shuffle_over_epochs_multiplier is"):
+        get_train_dataset(texts, batch_size=2, shuffle_over_epochs_multiplier=value)
+
+
+def test_numbers_of_numpy_give_the_same_order_and_state(texts):
+    """States were no JSON where shuffling had numbers of numpy."""
+    found = []
+    for kind in (int, np.int64):
+        dataset = get_train_dataset(
+            texts,
+            batch_size=2,
+            worker_config=WorkerConfig(0, 1, 0),
+            shuffle_buffer_size=kind(4),
+            max_samples_per_sequence=kind(3),
+            parallel_shard_iters=kind(2),
+            shuffle_over_epochs_multiplier=kind(2),
+        )
+        with get_savable_loader(dataset) as loader:
+            batches = [batch.__key__ for batch in islice(loader, 5)]
+            found.append((batches, loader.save_state_rank()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("wrong", [None, float("nan"), 0, -1, 1.5, "x", [], True])
+def test_tools_name_numbers_of_a_wrong_kind(texts, wrong):
+    for arguments in ({"steps": wrong, "batch_size": 2}, {"steps": (0, wrong), "batch_size": 2}):
+        with pytest.raises(ConfigError, match="steps"):
+            explain(texts, **arguments)
+    with pytest.raises(ConfigError, match="batch_size is"):
+        explain(texts, steps=(0, 1), batch_size=wrong)
+    with pytest.raises(ConfigError, match="batch_size is"):
+        simulate(texts, StoreModel(), batch_size=wrong)
+    with pytest.raises(ConfigError, match="store is"):
+        simulate(texts, wrong, batch_size=2)
+
+
+def test_an_error_of_a_users_class_keeps_the_users_frames(texts):
+    def where_it_fails():
+        raise ConfigError("mine")
+
+    class Encoder(DefaultTaskEncoder):
+        cookers = property(lambda self: where_it_fails())
+
+    with pytest.raises(ConfigError, match="mine") as caught:
+        get_train_dataset(texts, batch_size=1, task_encoder=Encoder())
+    assert "where_it_fails" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]

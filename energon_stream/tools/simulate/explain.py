@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from energon_stream.arguments import check_whole
 from energon_stream.cache import CachedStore
 from energon_stream.config.dataset_options import CacheOption
 from energon_stream.errors import ConfigError
@@ -82,9 +83,15 @@ def explain(
         >>> found[0].reason, found[0].deadline, sum(request.samples for request in found)
         ('first_batch', 0, 8)
     """
+    hint = "Use a first step from 0 on, and a later end."
+    if not (isinstance(steps, Sequence) and len(steps) == 2):
+        raise ConfigError(f"steps is {steps!r:.80}", hint=hint)
+    for name, number, least in (("first step", steps[0], 0), ("end", steps[1], 1)):
+        check_whole(f"{name} of the steps", -1 if number is None else number, least, hint)
+    check_whole("batch_size", 0 if batch_size is None else batch_size, 1, "use 1 or more")
     first, end = steps
-    if not 0 <= first < end:
-        raise ConfigError(f"steps are {first} to {end}", hint="Use a first step from 0 on, and a later end.")
+    if not first < end:
+        raise ConfigError(f"steps are {first} to {end}", hint=hint)
     config = worker_config or WorkerConfig.default_worker_config()
     dataset = open_reader_dataset(path, config, cache, {"batch_size": batch_size, **options})
     return explain_dataset(dataset, config, steps, batch_size)

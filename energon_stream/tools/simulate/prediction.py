@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from operator import methodcaller
 from typing import Any
 
+from energon_stream.arguments import check_whole
 from energon_stream.errors import ConfigError
 from energon_stream.index.entries import OffsetCache
 from energon_stream.pipeline.reader_dataset import ReaderDataset
@@ -81,9 +82,13 @@ def simulate(
         >>> far.samples, far.first_batch > 0.4
         (48, True)
     """
-    for name, value in (("samples", samples), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}", hint="Use 1 or more.")
+    check_whole("samples", samples, 1, "use 1 or more, or None for one pass")
+    check_whole("batch_size", 0 if batch_size is None else batch_size, 1, "use 1 or more")
+    check_whole("seed", -1 if seed is None else seed, 0, "use 0 or more")
+    if not isinstance(store, StoreModel):
+        raise ConfigError(f"store is {store!r:.80}", hint="pass StoreModel(latency=…)")
+    if not isinstance(costs, Costs | None):
+        raise ConfigError(f"costs is {costs!r:.80}", hint="pass Costs(…), or None")
     if options.get("packing") is not None:
         raise ConfigError(
             "simulate does not know how planned packs take turns", hint="use forecast, or leave out packing="
