@@ -339,7 +339,7 @@ def test_close_fork_and_exit_with_a_late_request_in_flight(s3_server, tmp_bucket
     """Runs in a new process: the exit waits for threads inside the client."""
     for key in ("slow", "sloth"):
         s3_server.put(f"{tmp_bucket}/{key}", OBJECT[:SIZE])
-        s3_server.add_rule(Rule("delay", f"*/{key}", times=1, seconds=6))
+        s3_server.add_rule(Rule("delay", f"*/{key}", times=1, seconds=4))  # the exit waits for 5
     program = f"""
         from energon_stream.storage import *
         store = StoreSpec({tmp_bucket!r}, {s3_server.storage_options!r}).open()
