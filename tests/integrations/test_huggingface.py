@@ -115,6 +115,16 @@ def test_saving_and_loading_in_the_middle_of_an_epoch(data, accelerator, tmp_pat
         assert numbers(other) == expected[given : given + 5]
 
 
+def test_a_loop_that_was_left_may_end_after_accelerate_was_reset(data, accelerator):
+    """As where the garbage collector finds it late."""
+    loader = AcceleratedLoader(get_savable_loader(open_train(data)), accelerator())
+    batches = iter(loader)
+    next(batches)
+    accelerate.state.GradientState._reset_state()
+    batches.close()
+    loader.close()
+
+
 def test_the_last_batch_of_a_pass_is_known(data, accelerator):
     """So gradients that are left are used, as with a DataLoader that was prepared."""
     made = accelerator(gradient_accumulation_steps=2)

@@ -106,7 +106,8 @@ class AcceleratedLoader(DevicePrefetcher[T], DataLoaderStateMixin):  # type: ign
         try:
             yield from self._pass()
         finally:
-            self.end()
+            if self.gradient_state.initialized:  # not in a loop that was left before accelerate was reset
+                self.end()
 
     def _pass(self) -> Iterator[T]:
         while True:
