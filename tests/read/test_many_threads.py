@@ -21,7 +21,7 @@ from energon_stream.storage import ByteRange, Fetcher, StoreSpec, default_counte
 from energon_stream.testing.datasets import random_bytes, write_shards
 from energon_stream.testing.s3server import S3Server
 
-SHARDS, PER_SHARD, PAYLOAD, THREADS, RANGES = 6, 40, 20_000, 8, 40
+SHARDS, PER_SHARD, PAYLOAD, THREADS, RANGES = 6, 20, 20_000, 6, 20
 
 
 def parts(index):
@@ -67,7 +67,7 @@ def run_all(function):
         raise errors[0]
 
 
-@pytest.mark.parametrize(("policy", "room"), [("pin", "64MB"), ("lru", "3MB")])
+@pytest.mark.parametrize(("policy", "room"), [("pin", "64MB"), ("lru", "1500kB")])
 def test_readers_share_a_cache_a_pool_and_an_index(remote, switching, tmp_path, policy, room):
     server, tars = remote
     config = CacheConfig(str(tmp_path / "cache"), room, policy=policy, min_free_bytes=0, block_bytes="256KiB")
