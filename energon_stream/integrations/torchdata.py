@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -55,6 +56,8 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
         self._begin = loader.state_dict()
         self._batches: Iterator[T] = iter(())
         self._ahead: tuple[T, Any] | None = None  # the first batch after a state, and that state
+        # A later node's thread may still read while its graph begins anew, and must not take a batch then.
+        self._lock, self._resets = threading.Lock(), 0
 
     def reset(self, initial_state: Mapping[str, Any] | None = None) -> None:
         """Go to the position of a state, or to the beginning of a pass.
@@ -63,6 +66,11 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
         passes, and StateError if the state does not fit this dataset or topology.
         """
         super().reset(initial_state)
+        with self._lock:
+            self._reset(initial_state)
+            self._resets += 1
+
+    def _reset(self, initial_state: Mapping[str, Any] | None) -> None:
         self._ahead = None
         if initial_state is not None:
             self._go_to(initial_state[_NOW])
@@ -89,14 +97,18 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
 
     def next(self) -> T:
         """Return the next batch. Raises StopIteration if the pass has ended."""
-        if self._ahead is not None:
-            batch, self._ahead = self._ahead[0], None
-            return batch
-        try:
-            return next(self._batches)
-        except StopIteration:
-            self._begin = self._loader.state_dict()
-            raise
+        resets = self._resets
+        with self._lock:
+            if resets != self._resets:
+                raise StopIteration
+            if self._ahead is not None:
+                batch, self._ahead = self._ahead[0], None
+                return batch
+            try:
+                return next(self._batches)
+            except StopIteration:
+                self._begin = self._loader.state_dict()
+                raise
 
     def get_state(self) -> dict[str, Any]:
         """Return the positions of this rank: the present one, and the beginning of the pass."""
