@@ -162,9 +162,10 @@ class Mixture:
         return self._loaded(self._dataset(plan))
 
     def train_datasets(self, repeat: bool = True) -> list[LoadedDataset]:
-        """Return the datasets one by one, for task encoders that blend them. Those with weights repeat.
-        Those with repetitions end after them, and weigh as many samples. With Megatron-Energon's conventions
-        they have one pass and no weight, and the task encoder repeats them.
+        """Return the datasets one by one, for task encoders that blend them.
+
+        Datasets with weights repeat. Those with repetitions end after them, and weigh as many samples. With
+        Megatron-Energon's conventions they have one pass and no weight, and the task encoder repeats them.
         """
         if any(item.later or item.weight == 0 or item.draws == "even" or self.unit for item in self.items):
             hint = (

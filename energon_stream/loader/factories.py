@@ -75,7 +75,7 @@ def get_loader(
             ``"main"`` when they are asked for. Batches and states are the same, also with ``decode_threads``.
             Each worker thread has a copy of the dataset and its hooks.
         decode_threads: Threads of each worker, or of this process without workers, that decode parts ahead of
-            the hooks: images, arrays and the like. A decoder of your own takes part if its class says
+            the hooks, such as images and arrays. A decoder of your own takes part if its class says
             ``thread_safe = True``. 0 for none.
         worker_config: Not needed; accepted if it equals the dataset's.
         cache_pool: Pool that cookers and hooks fetch auxiliary data with; None fetches when data is asked

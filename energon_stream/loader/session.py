@@ -50,9 +50,9 @@ class InProcess:
         if self._watchdog is not None:
             self._watchdog.enable()
         self._reporter.profiler.idents = (threading.get_ident(),)
-        before = torch.get_num_threads()
+        before = torch.get_num_threads() if self._decodes else 0
         try:
-            if self._decodes:  # torch's other threads would wait in a loop, and take the decode threads' time
+            if before:  # torch's other threads would wait in a loop, and take the decode threads' time
                 torch.set_num_threads(1)
             with use_pool(self._pool):
                 return self._runner.step_any()
@@ -62,7 +62,7 @@ class InProcess:
                 raise
             raise named from error
         finally:
-            if self._decodes:
+            if before:
                 torch.set_num_threads(before)
             if self._watchdog is not None:
                 self._watchdog.disable()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from energon_stream.active_call import activated_pool
+from energon_stream.threads import WorkerThread
 
 if TYPE_CHECKING:
     from energon_stream.media.file_store import FileStore
@@ -155,7 +156,8 @@ _active: CachePool = _NONE
 
 def active_pool() -> CachePool:
     """Return the pool that ``WorkerConfig.worker_activate`` was given, else that of the running loader."""
-    return activated_pool() or getattr(threading.current_thread(), "cache_pool", None) or _active
+    thread = threading.current_thread()
+    return activated_pool() or (thread.cache_pool if isinstance(thread, WorkerThread) else None) or _active
 
 
 @contextmanager

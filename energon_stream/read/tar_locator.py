@@ -228,7 +228,7 @@ class TarLocator(Locator):
 
     @property
     def _is_doubtful(self) -> bool:
-        """Whether samples are only where a ``.tar.idx`` says, and their neighbours take requests."""
+        """True if a ``.tar.idx`` alone tells where samples are, and to look beside them takes requests."""
         return self._bounds is None and not self.store.is_local and self.index.plain is None
 
     def _is_unusual(self, names: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""How even planned packs are: the loads of a window's packs by stream and step, and of the ranks."""
+"""The balance of planned packs: loads of a window's packs by stream and step, and of the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How even planned packs are over the ranks, by the plan and by what batches had."""
+"""The balance of planned packs over the ranks: planned, and measured in batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Balance:
 
     Attributes:
         planned: By the plan, with all samples.
-        measured: By the costs of the samples that batches had, without those that were left out. Of one rank
+        measured: By the costs of the samples that batches had, without skipped samples. Of one rank
             alone: its own load over the planned mean.
         steps: Whole global steps that were measured, the last 64 at most.
     """

@@ -29,14 +29,8 @@ _LATE = 0.1  # share of the time that a training loop must wait for batches to b
 _LATE_ALONE = 0.25  # the same without workers, where the loop waits while its own process makes each batch
 _REFUSED = 0.05  # share of requests that must fail to be called throttled
 _SLOW = 2.0  # a rank is slow if it waits this many times as long as half of all ranks
-_KEPT = (
-    "rank",
-    "num_workers",
-    "first_batch_seconds",
-    "waits",
-    "pack_steps",
-    "pack_costs",
-)  # of the whole iteration: no difference
+# Of the whole iteration: no difference.
+_KEPT = ("rank", "num_workers", "first_batch_seconds", "waits", "pack_steps", "pack_costs")
 
 _SHOWN = 8  # ranks that are printed
 
@@ -129,7 +123,7 @@ class LoaderStats:
 
     @property
     def balance(self) -> dict[str, Balance]:
-        """How even planned packs are, by the names of costs; ``"load"`` for a cost without a name."""
+        """The balance of planned packs by the names of costs; ``"load"`` for a cost without a name."""
         return balance_of([self.pack_steps], self.pack_costs)
 
     @property
@@ -273,7 +267,7 @@ class JobStats:
 
     @property
     def balance(self) -> dict[str, Balance]:
-        """How even planned packs are over the ranks, by the names of costs."""
+        """The balance of planned packs over the ranks, by the names of costs."""
         costs = self.ranks[0].pack_costs if self.ranks else ()
         return balance_of([rank.pack_steps for rank in self.ranks], costs)
 

@@ -97,7 +97,7 @@ class Board:
 
     @property
     def balance(self) -> dict[str, Balance]:
-        """How even planned packs are over the ranks that have some, by the names of costs."""
+        """The balance of planned packs over the ranks that have some, by the names of costs."""
         packed = [row for row in self.rows if row.pack_costs]
         return balance_of([row.pack_steps for row in packed], packed[0].pack_costs) if packed else {}
 
