@@ -174,13 +174,19 @@ def test_a_busy_store_gets_no_request_twice_at_once():
     assert not driver.repeated
 
 
-def test_the_second_of_two_answers_at_once_is_dropped_and_its_bytes_are_given_back():
+def rejected_once():
+    """A large request that was rejected once, and may begin its second attempt."""
     driver = Driver(4)
-    scheduler, budget = driver.scheduler, driver.scheduler.budget
     task = driver.submit(size=4 * MB)
-    first = rejected(driver, scheduler.grant())
-    scheduler.begin(first, 11.0)
-    scheduler.grant()
+    first = rejected(driver, driver.scheduler.grant())
+    driver.scheduler.begin(first, 11.0)
+    driver.scheduler.grant()
+    return driver, task, first
+
+
+def test_the_second_of_two_answers_at_once_is_dropped_and_its_bytes_are_given_back():
+    driver, task, first = rejected_once()
+    scheduler, budget = driver.scheduler, driver.scheduler.budget
     assert scheduler.begin(first, 11.0)
     assert not budget.can_spend(3 * MB)
     second = driver.begin(task, 11.0, is_second=True)
@@ -268,12 +274,8 @@ def test_an_answer_that_broke_off_while_closing_ends_the_request():
 
 
 def test_a_rejected_second_request_costs_no_bytes():
-    driver = Driver(4)
+    driver, task, first = rejected_once()
     scheduler, budget = driver.scheduler, driver.scheduler.budget
-    task = driver.submit(size=4 * MB)
-    first = rejected(driver, scheduler.grant())
-    scheduler.begin(first, 11.0)
-    scheduler.grant()
     scheduler.begin(first, 11.0)
     second = driver.begin(task, 11.0, is_second=True)
     scheduler.end(second, ThrottledError("busy"), 11.05)
