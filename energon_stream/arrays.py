@@ -1,7 +1,8 @@
-"""Names for the NumPy array types of the library's annotations, distinct values of arrays, bytes of views."""
+"""Names for the NumPy array types of annotations, distinct values of arrays, bytes and views of bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,3 +31,27 @@ def as_bytes(data: bytes | memoryview) -> bytes:
     if type(whole) is bytes and data.nbytes == len(whole) and data.c_contiguous:
         return whole
     return data.tobytes()
+
+
+class MappedArray(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Bytes of a mapped file. Its views can be hashed, as those of ``bytes``."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment] # arrays have none, and their views neither
+
+
+def as_view(data: bytes | memoryview) -> memoryview:
+    """Return a read-only view that may be kept: of a mapped file, which takes no memory, or of a copy.
+
+    What the disk cache has mapped is copied: a view would keep a file descriptor, and the space on the disk.
+    """
+    if isinstance(data, memoryview) and isinstance(data.obj, MappedArray):
+        return data
+    return memoryview(as_bytes(data))
+
+
+def as_views(parts: Mapping[str, bytes | memoryview]) -> Mapping[str, bytes | memoryview]:
+    """Return parts as views that may be kept; the mapping itself if it has such views alone."""
+    for data in parts.values():
+        if isinstance(data, bytes) or not isinstance(data.obj, MappedArray):
+            return {part: as_view(data) for part, data in parts.items()}
+    return parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG, check_names, check_whole
 from energon_stream.cache import CacheConfig, CacheLayer
@@ -30,6 +30,7 @@ from energon_stream.urls import is_local
 from energon_stream.worker import WorkerConfig
 
 CacheOption = CacheConfig | str | os.PathLike[str] | bool | None
+RawParts = Literal["bytes", "memoryview"]
 SubsetOption = Mapping[str, Any] | Sequence[Any] | None
 
 
@@ -61,6 +62,7 @@ class OpeningOptions(DecodingOptions, total=False):
     subflavors: Mapping[str, Any] | None
     tags: Mapping[str, Any] | None
     parts: Sequence[str] | Callable[[str], bool] | None
+    raw_parts: RawParts
     field_map: Mapping[str, str] | None
     split_config: str
     dataset_config: str
@@ -102,6 +104,10 @@ class SharedOptions(OpeningOptions, total=False):
         tags: Newer name of ``subflavors``; only one of the two may be given.
         parts: Parts of the samples to use, such as ``["json", "txt"]``, or a function of a name. Other parts
             are not read where that saves bytes. Default: all parts that ``dataset.yaml`` names.
+        raw_parts: Type of parts of tars that are not decoded: ``"bytes"`` (default), or ``"memoryview"``,
+            which copies nothing of local files. The views are read-only, and stay valid while you keep them,
+            also when a tar is replaced or deleted. But a tar that is overwritten in place changes them, and
+            one that is shortened kills the process.
         sample_type: Type of the samples of a dataset without ``dataset.yaml``: a class derived from
             ``Sample``, the name of one of the library's, or ``CrudeSample`` for parts by name, which cookers
             take. It is required for a folder that is not prepared; tars that the path names are crude by
@@ -165,6 +171,7 @@ class DatasetRequest:
     decoder: FileStoreDecoder | None  # decodes parts; None leaves bytes
     trust_dataset_code: bool | None  # None asks the environment
     parts: Parts | None  # parts that are used; None for all
+    memoryviews: bool  # whether parts that are not decoded are memoryviews
     cookers: Sequence[Cooker[Any]]  # they get the crude samples, and limit which parts are read
     limits: ReadOptions
     batch_size: int | None
@@ -238,6 +245,7 @@ class DatasetRequest:
             limited(_decoder(encoder.decoder, decoding), bounds),
             options.get("trust_dataset_code"),
             parse_parts(options.get("parts"), "parts="),
+            _gives_memoryviews(options.get("raw_parts", "bytes"), config),
             encoder.cookers if with_cookers else (),
             _limits(read_options, batch_size, packing_buffer_size),
             batch_size,
@@ -296,6 +304,15 @@ def _declared(
         return declare(sample_type, field_map, "sample_type= and field_map=")
     except MetadataError as error:  # the user's argument is wrong, and no file
         raise ConfigError(error.what, where=error.where, hint=error.hint) from error
+
+
+def _gives_memoryviews(raw_parts: RawParts, config: WorkerConfig) -> bool:
+    if raw_parts not in ("bytes", "memoryview"):
+        raise ConfigError(f"raw_parts is {raw_parts!r:.80}", hint="use 'bytes' or 'memoryview'")
+    if raw_parts == "memoryview" and config.conventions == "energon":
+        what = "raw_parts='memoryview' does not go with Megatron-Energon's conventions: its parts are bytes"
+        raise ConfigError(what, hint="leave it out, or use energon_stream and not the alias")
+    return raw_parts == "memoryview"
 
 
 def _decoder(own: FileStoreDecoder | None, decoding: dict[str, Any]) -> FileStoreDecoder | None:

@@ -77,7 +77,7 @@ def _dataset_leaf(
             limits=limits,
         )
         # Cookers decide which parts of crude samples are decoded.
-        factory = replace(factory, on_demand=bool(request.cookers))
+        factory = replace(factory, on_demand=bool(request.cookers), memoryviews=request.memoryviews)
     elif isinstance(index, FilesIndex):
         factory, options = make_file_samples(index, ref.declared, trust=request.trust_dataset_code)
     else:

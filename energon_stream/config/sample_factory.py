@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from energon_stream.arrays import as_bytes
+from energon_stream.arrays import as_bytes, as_view, as_views
 from energon_stream.config.fields import FieldAccess, Parts, parts_of
+from energon_stream.decode import SampleDecoder
 from energon_stream.errors import (
     ConfigError,
     EnergonStreamError,
@@ -40,6 +41,7 @@ class SampleFactory:
     part_filter: Parts | None = None  # parts that are used; None for all
     declared: bool = False  # True if the user named the parts that are used
     on_demand: bool = False  # True if parts of crude samples are decoded where someone looks at them
+    memoryviews: bool = False  # True if parts that are not decoded are memoryviews instead of bytes
     custom: CustomBuild | None = None  # makes the samples, and may look at all parts; None for this factory
     selection: PartSelection | None = field(init=False)  # parts that are read; None for all
     _plain: SampleFactory = field(init=False, repr=False, compare=False)  # the factory without ``custom``
@@ -50,6 +52,8 @@ class SampleFactory:
         declared = self.declared or not self.fields
         selection = None if wanted is None else PartSelection(wanted, declared)
         object.__setattr__(self, "selection", selection)
+        if self.memoryviews and isinstance(self.decoder, SampleDecoder):
+            object.__setattr__(self, "decoder", self.decoder.with_memoryviews())
         object.__setattr__(self, "_is_raw", self.decoder is None and self.part_filter is None)
         object.__setattr__(self, "_plain", self if self.custom is None else replace(self, custom=None))
 
@@ -101,8 +105,8 @@ class SampleFactory:
                     **self._mapped(parts),
                 )
             if self._is_raw:  # without a call that can be spared: this runs for each sample
-                crude = CrudeSample()
-                for part, data in parts.items():
+                crude = CrudeSample(as_views(parts)) if self.memoryviews else CrudeSample()
+                for part, data in () if self.memoryviews else parts.items():
                     crude[part] = data if isinstance(data, bytes) else data.tobytes()
             else:
                 crude = self._crude(key, parts, source)
@@ -117,9 +121,13 @@ class SampleFactory:
         except SampleError as error:
             raise _of_sample(error, key, source) from error.__cause__
 
+    def _undecoded(self, part: str, data: bytes | memoryview) -> bytes | memoryview:
+        return as_view(data) if self.memoryviews else as_bytes(data)
+
     def _mapped(self, parts: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
         decoded: dict[str, Any] = {}
-        decode_part: Decode = _as_bytes if self.decoder is None else _decode_of(self.decoder, parts)
+        decoder = self.decoder
+        decode_part: Decode = self._undecoded if decoder is None else _decode_of(decoder, parts)
 
         def decode(part: str) -> Any:
             if part not in decoded:
@@ -143,15 +151,15 @@ class SampleFactory:
         crude, refused = CrudeSample(), {}
         decoder = self.decoder
         if decoder is None:
-            crude.update((part, as_bytes(data)) for part, data in parts.items())
+            crude.update((part, self._undecoded(part, data)) for part, data in parts.items())
             return crude
         decode = _decode_of(decoder, given)
         if self.on_demand:
-            undecoded = {}
+            undecoded: dict[str, bytes | memoryview] = {}
             for part, data in parts.items():
                 refusal = decoder.refusal(part)
                 if refusal is None:
-                    undecoded[part] = as_bytes(data)
+                    undecoded[part] = self._undecoded(part, data)
                 else:
                     refused[part] = _of_sample(refusal, key, source)
             crude = OnDemandSample(undecoded, partial(_decode_part, decode, key, source))
@@ -173,16 +181,12 @@ def _pass_both(first: Parts, second: Parts, part: str) -> bool:
     return all(part in each if isinstance(each, frozenset) else each(part) for each in (first, second))
 
 
-def _as_bytes(part: str, data: bytes | memoryview) -> bytes:
-    return as_bytes(data)
-
-
 def _decode_of(decoder: FileStoreDecoder, parts: Mapping[str, bytes | memoryview]) -> Decode:
     """Return what decodes the parts of a sample: the decoder, or what a thread may have begun of it."""
     return partial(parts.decoding.value, decoder.decode) if isinstance(parts, AheadParts) else decoder.decode
 
 
-def _decode_part(decode: Decode, key: str, source: SourceInfo, part: str, data: bytes) -> Any:
+def _decode_part(decode: Decode, key: str, source: SourceInfo, part: str, data: bytes | memoryview) -> Any:
     try:
         return decode(part, data)
     except (SampleError, ConfigError) as error:

@@ -10,13 +10,13 @@ import operator
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import msgpack
 
-from energon_stream.arrays import as_bytes
+from energon_stream.arrays import as_bytes, as_view
 from energon_stream.decode.images import (
     IMAGE_EXTENSIONS,
     IMAGE_MODES,
@@ -182,6 +182,8 @@ class SampleDecoder(FileStoreDecoder):
     image_min_size: tuple[int, int] | None = None
     apply_exif_orientation: bool = False
     scale_16_bit: bool = False
+    # True if parts that stay as they are become memoryviews.
+    _gives_memoryviews: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_choice("image_decode", self.image_decode, IMAGE_MODES)
@@ -206,16 +208,16 @@ class SampleDecoder(FileStoreDecoder):
             PartLimitError: The part is larger than a limit.
             ConfigError: Parts of this kind cannot be decoded.
         """
-        copied = as_bytes(raw)
+        data = as_view(raw) if self._gives_memoryviews else as_bytes(raw)
         try:
-            return self._decode(fname, copied)
+            return self._decode(fname, data)
         except (EnergonStreamError, MemoryError):
             raise
         except TooLargeError as error:
-            problem = f"part {fname!r} of {len(copied):,} bytes unpacks to {error.found} bytes"
+            problem = f"part {fname!r} of {len(data):,} bytes unpacks to {error.found} bytes"
             raise PartLimitError(**self._bounds.exceeded("part_bytes", problem)) from None
         except ImageTooLargeError as error:
-            problem = f"part {fname!r} of {len(copied):,} bytes is too large: {error}"
+            problem = f"part {fname!r} of {len(data):,} bytes is too large: {error}"
             raise PartLimitError(**self._bounds.exceeded("image_pixels", problem)) from None
         except PickledArrayError:
             raise _untrusted(fname, "has pickled objects") from None
@@ -226,7 +228,7 @@ class SampleDecoder(FileStoreDecoder):
             ) from None
         except Exception as error:
             raise DecodeError(
-                f"part {fname!r} of {len(copied)} bytes cannot be decoded: {type(error).__name__}: {error}",
+                f"part {fname!r} of {len(data)} bytes cannot be decoded: {type(error).__name__}: {error}",
                 hint="check whether the part is damaged or has the wrong extension",
             ) from error
 
@@ -253,10 +255,15 @@ class SampleDecoder(FileStoreDecoder):
 
     def within(self, limits: Limits) -> SampleDecoder:
         """Return the decoder with limits; one that has limits already stays as it is."""
-        if self.limits is not None:
-            return self
+        return self if self.limits is not None else self._with("limits", limits)
+
+    def with_memoryviews(self) -> SampleDecoder:
+        """Return the decoder that leaves memoryviews where this one leaves bytes."""
+        return self._with("_gives_memoryviews", True)
+
+    def _with(self, name: str, value: Any) -> SampleDecoder:
         made = copy.copy(self)  # classes derived from this one may have other arguments
-        object.__setattr__(made, "limits", limits)
+        object.__setattr__(made, name, value)
         return made
 
     @property
@@ -271,7 +278,7 @@ class SampleDecoder(FileStoreDecoder):
         names += [name for name in ("apply_exif_orientation", "scale_16_bit") if getattr(self, name)]
         return {name: getattr(self, name) for name in names}
 
-    def _decode(self, name: str, data: bytes) -> Any:
+    def _decode(self, name: str, data: bytes | memoryview) -> Any:
         stem, _, extension = name.lower().rpartition(".")
         if extension == "gz":
             left = self._room(data)
@@ -286,7 +293,7 @@ class SampleDecoder(FileStoreDecoder):
             if self.image_decode is None or (extension == "avif" and not reads_avif()):
                 return data
             return decode_image(
-                data,
+                as_bytes(data),
                 IMAGE_MODES[self.image_decode],
                 self._bounds.image_pixels,
                 is_trusted(self.allow_pickle),
@@ -298,7 +305,7 @@ class SampleDecoder(FileStoreDecoder):
         if extension in AV_EXTENSIONS:
             if self.av_decode is None:
                 return data
-            return decode_av(data, self.av_decode, self.video_decode_audio, self._bounds)
+            return decode_av(as_bytes(data), self.av_decode, self.video_decode_audio, self._bounds)
         if extension in _PICKLE_EXTENSIONS:
             if (refusal := self.refusal(name)) is not None:
                 raise refusal
@@ -308,9 +315,9 @@ class SampleDecoder(FileStoreDecoder):
         if extension == "npz":
             return read_npz(data, self._room(data), is_trusted(self.allow_pickle))
         if extension == "pth":
-            return self._load_pth(data)
+            return self._load_pth(as_bytes(data))
         decoder = _DECODERS.get(extension)
-        return data if decoder is None else decoder(data)
+        return data if decoder is None else decoder(as_bytes(data))
 
     def _load_pth(self, data: bytes) -> Any:
         trusted = is_trusted(self.allow_pickle)
@@ -321,7 +328,7 @@ class SampleDecoder(FileStoreDecoder):
             check_tensors(value, self._room(data))
         return value
 
-    def _room(self, data: bytes) -> int:
+    def _room(self, data: bytes | memoryview) -> int:
         """Return the largest number of bytes that a part may unpack to; it may always keep its size."""
         return max(self._bounds.part_bytes, len(data))
 
@@ -351,6 +358,6 @@ def _checked_size(size: Any) -> tuple[int, int]:
     return height, width
 
 
-def _guess_extension(data: bytes) -> str | None:
+def _guess_extension(data: bytes | memoryview) -> str | None:
     extension: str | None = _optional("filetype", "guess_content=True").guess_extension(data)
     return extension if extension in IMAGE_EXTENSIONS or extension in AV_EXTENSIONS else None

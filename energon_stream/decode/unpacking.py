@@ -26,7 +26,7 @@ class PickledArrayError(Exception):
     """An array has objects of Python, which only a pickle holds."""
 
 
-def gunzip(data: bytes, most: int) -> bytes:
+def gunzip(data: bytes | memoryview, most: int) -> bytes:
     """Unpack gzip data, of one member or several.
 
     Raises TooLargeError if the result would have more than ``most`` bytes, of which no more are unpacked,
@@ -36,7 +36,7 @@ def gunzip(data: bytes, most: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _members(data: bytes, most: int) -> Iterator[bytes]:
+def _members(data: bytes | memoryview, most: int) -> Iterator[bytes]:
     view, position, left = memoryview(data), 0, most
     while position < len(view):
         # Usually there is one member. zlib copies what it leaves over, so the pieces of others are small.
@@ -60,7 +60,7 @@ def _members(data: bytes, most: int) -> Iterator[bytes]:
             position += 1
 
 
-def read_npy(data: bytes, trusted: bool = False) -> Any:
+def read_npy(data: bytes | memoryview, trusted: bool = False) -> Any:
     """Return the array of an ``npy`` file, which is writable.
 
     Raises ValueError for a damaged file, and PickledArrayError for pickled objects, unless they are trusted.
@@ -88,7 +88,7 @@ def read_npy(data: bytes, trusted: bool = False) -> Any:
     return array.copy("K")
 
 
-def read_npz(data: bytes, most: int, trusted: bool = False) -> dict[str, Any]:
+def read_npz(data: bytes | memoryview, most: int, trusted: bool = False) -> dict[str, Any]:
     """Return the arrays of an ``npz`` file by name; members that are no arrays stay bytes.
 
     Raises TooLargeError if they have more than ``most`` bytes together, and the errors of :func:`read_npy`.

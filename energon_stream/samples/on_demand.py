@@ -16,7 +16,7 @@ class _Undecoded:
 
     __slots__ = ("data",)
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | memoryview) -> None:
         self.data = data
 
 
@@ -36,7 +36,9 @@ class OnDemandSample(CrudeSample):
         (True, 'a dog', {'txt': 'a dog'})
     """
 
-    def __init__(self, parts: dict[str, bytes], decode: Callable[[str, bytes], Any]) -> None:
+    def __init__(
+        self, parts: dict[str, bytes | memoryview], decode: Callable[[str, bytes | memoryview], Any]
+    ) -> None:
         super().__init__({part: _Undecoded(data) for part, data in parts.items()})
         self._decode = decode
 

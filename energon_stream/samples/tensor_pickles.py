@@ -39,7 +39,7 @@ class TensorPickler(pickle.Pickler):
     """Pickles values with tensors. Each value that ``pickle`` can write stays as it is."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce tensors, and the storages of which torch makes unusual ones."""
+        """Reduce tensors, the storages of which torch makes unusual ones, and memoryviews of parts."""
         if isinstance(obj, torch.Tensor) and is_plain(obj):
             return tensor_of, (bytes(bytes_of(obj)), obj.dtype, tuple(obj.shape), obj.requires_grad)
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
@@ -47,6 +47,8 @@ class TensorPickler(pickle.Pickler):
         if isinstance(obj, torch.TypedStorage) and obj.device.type == "cpu":
             untyped = obj._untyped_storage
             return _typed_storage, (bytes(_bytes_in(untyped, 0, untyped.nbytes())), obj.dtype)
+        if isinstance(obj, memoryview) and obj.format == "B" and obj.ndim == 1:  # a part as it is
+            return memoryview, (obj.tobytes(),)
         return NotImplemented
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from energon_stream.arrays import MappedArray
+
 
 @functools.cache
 def _library() -> Any:
@@ -48,5 +50,5 @@ def map_file(descriptor: int, size: int) -> memoryview:
     address = library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    array: Any = np.asarray(_Map(address, size))
+    array: Any = np.asarray(_Map(address, size)).view(MappedArray)
     return memoryview(array)
