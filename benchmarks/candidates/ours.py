@@ -7,7 +7,7 @@ def prepare(spec: dict):
     """Import, and return what opens the loader."""
     import energon_stream
 
-    options = {}
+    options = {"raw_parts": spec["raw_parts"]} if "raw_parts" in spec else {}
     if "read_options" in spec:
         options["read_options"] = energon_stream.ReadOptions(**spec["read_options"])
     if spec.get("endpoint"):
