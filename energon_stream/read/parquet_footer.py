@@ -1,7 +1,10 @@
-"""The footer of a Parquet file, which says where everything is: its bytes, and what pyarrow makes of them."""
+"""The footer of a Parquet file, which says where everything is, and the headers of pages, which say how large
+they are.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from energon_stream.errors import LimitError, MetadataError, RangeError
@@ -16,6 +19,10 @@ pq: Any = LazyModule("pyarrow.parquet", "parquet")
 
 _TAIL_BYTES = 64 << 10  # the end of a file, which has most footers whole
 _SIGNATURE_BYTES = 28
+_MOST_PAGES = 100_000  # of a column chunk; to look at more would take seconds
+_MOST_LEVELS = 8  # of structures in the header of a page, which has three
+_MOST_FIELDS = 64  # of such a structure, which has a dozen
+_HEADER_BYTES = 4 << 10, 64 << 10, 1 << 20, 16 << 20  # that a header may have: pyarrow reads no longer ones
 _DAMAGED = "the file is cut off or damaged; write it again"
 CHANGED = "the file was changed since it was opened; run `energon-stream prepare` again if it is in a folder"
 
@@ -61,3 +68,72 @@ def parse_footer(footer: bytes, url: str) -> Any:
 def _encrypted(url: str) -> MetadataError:
     hint = "columns that are encrypted cannot be read; write a file that is not"
     return MetadataError("the Parquet file is encrypted", where=url, hint=hint)
+
+
+def largest_page(read: Callable[[int, int], memoryview], start: int, stop: int) -> int:
+    """Return the bytes of the largest page of a column chunk when it is unpacked.
+
+    The footer may lie about them, and the pages' own headers cannot, since pyarrow unpacks by them. ``read``
+    returns bytes from one to another. Raises ValueError for what is no page.
+    """
+    most = 0
+    for _ in range(_MOST_PAGES):
+        if start >= stop:
+            return most
+        for length in _HEADER_BYTES:
+            try:
+                header, at = _structure(read(start, min(start + length, stop)), 0, 0)
+                break
+            except IndexError:  # the header is longer
+                continue
+        else:
+            raise ValueError("the header of a page is cut off")
+        if not header:  # zeros fill up; pyarrow reads no page there
+            return most
+        unpacked, packed = header.get(2, -1), header.get(3, -1)
+        if min(unpacked, packed) < 0:
+            raise ValueError("a page has no size")
+        most, start = max(most, unpacked), start + at + packed
+    raise ValueError(f"a column chunk has more than {_MOST_PAGES:,} pages")
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    found = shift = 0
+    while True:
+        byte = data[at]
+        found |= (byte & 127) << shift
+        shift, at = shift + 7, at + 1
+        if byte < 128:
+            return found, at
+        if shift > 63:
+            raise ValueError("a number in the header of a page is too long")
+
+
+def _structure(data: memoryview, at: int, level: int) -> tuple[dict[int, int], int]:
+    """Return the integers of 32 bits of a structure of Thrift's compact protocol by number, and its end.
+
+    As Thrift, it takes the last field of a number of 16 bits, and none of another type.
+    """
+    found, number = dict[int, int](), 0
+    for _ in range(_MOST_FIELDS):
+        kind, step, at = data[at] & 15, data[at] >> 4, at + 1
+        if not kind:
+            return found, at
+        if not step:
+            step, at = _varint(data, at)
+            step, number = step >> 1 ^ -(step & 1), 0
+        number += step
+        if kind in (4, 5, 6):
+            value, at = _varint(data, at)
+            if kind == 5:
+                found[number & 0xFFFF] = value >> 1 ^ -(value & 1)
+        elif kind == 8:  # a text
+            value, at = _varint(data, at)
+            at += value
+        elif kind == 12 and level < _MOST_LEVELS:
+            at = _structure(data, at, level + 1)[1]
+        elif kind in (3, 7):  # a byte, a float
+            at += 1 if kind == 3 else 8
+        elif kind > 2:  # 1 and 2 are booleans, which have no bytes
+            break
+    raise ValueError("the header of a page is damaged")

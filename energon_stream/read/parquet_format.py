@@ -27,7 +27,7 @@ from energon_stream.index.entries import Load
 from energon_stream.index.file_format import FileFormat, FilePlace, OpenedFile
 from energon_stream.index.objects import ShardObject, VersionGuard
 from energon_stream.read.locator import Cut, Locator, RawSample
-from energon_stream.read.parquet_footer import CHANGED, parse_footer, read_footer
+from energon_stream.read.parquet_footer import CHANGED, largest_page, parse_footer, read_footer
 from energon_stream.samples import METADATA_FIELDS
 from energon_stream.storage import Body, ByteRange, Fetcher, Store, shared_fetcher
 from energon_stream.tables.reading import table_errors
@@ -126,6 +126,7 @@ class _Place:
     runs: list[tuple[int, int]]  # neighbouring chunks as one
     size: int  # bytes of the runs
     shares: int  # bytes for which the rows stand together, from the first byte on
+    chunks: list[tuple[int, int]]  # bytes of each chunk
 
     @classmethod
     def of(cls, footer: _Footer, group: int, file: OpenedFile, url: str, limits: Limits) -> _Place:
@@ -148,7 +149,7 @@ class _Place:
                 start, stop = runs[-1][0], max(stop, runs.pop()[1])
             runs.append((start, stop))
         rows, size = file.counts[group], sum(stop - start for start, stop in runs)
-        return cls(runs, size, min(max(size, rows), rows * _MOST_SHARE))
+        return cls(runs, size, min(max(size, rows), rows * _MOST_SHARE), ranges)
 
     def spans(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return the bytes of the file for which a range of shares stands."""
@@ -200,6 +201,10 @@ class _Pieces:
 
     def __init__(self, pieces: Sequence[tuple[int, memoryview]], size: int) -> None:
         self._pieces, self._size, self._at = pieces, size, 0
+
+    def between(self, start: int, stop: int) -> memoryview:
+        self._at = start
+        return memoryview(self.read(stop - start))
 
     def tell(self) -> int:
         return self._at
@@ -366,16 +371,22 @@ class ParquetLocator(Locator):
         (number, own, footer), limits = self._find(group), self.index.limits
         url, batches, held, rows = self.index.place(number).url, [], 0, self.index.shard_counts[group]
         with table_errors(url):
-            source = pa.PythonFile(_Pieces(pieces, self.index.opened[number].size or 0), mode="r")
+            bytes_of = _Pieces(pieces, self.index.opened[number].size or 0)
+            # A value is in one page: no row of plain columns takes more than the largest page of each.
+            row = sum(largest_page(bytes_of.between, *chunk) for chunk in self.place(group).chunks)
+            row += sum(max(0, footer.metadata.schema.column(chunk).length or 0) for chunk in footer.chunks)
+            _check_bytes(row, own, url, limits)
+            most = max(1, min(_BATCH_ROWS, limits.table_bytes // max(1, 2 * row)))
+            source = pa.PythonFile(bytes_of, mode="r")
             file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
             options = {"row_groups": [own], "columns": footer.columns, "use_threads": False}
-            for batch in file.iter_batches(_FIRST_ROWS, **options):
+            for batch in file.iter_batches(min(_FIRST_ROWS, most), **options):
                 batches.append(batch)
                 held += batch.nbytes
                 _check_bytes(held, own, url, limits)
                 # Twice the rows, or as many of this size as the limit leaves: a few bytes may be long values.
                 fitting = (limits.table_bytes - held) * batch.num_rows // max(1, 4 * batch.nbytes)
-                file.reader.set_batch_size(max(1, min(2 * batch.num_rows, fitting, _BATCH_ROWS)))
+                file.reader.set_batch_size(max(1, min(2 * batch.num_rows, fitting, most)))
             table = pa.Table.from_batches(batches)
             if table.num_rows != rows:
                 raise ValueError(f"row group {own} has {table.num_rows} rows, and {rows} by the footer")

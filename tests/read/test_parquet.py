@@ -3,11 +3,16 @@
 import gc
 import json
 import sys
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from repetitions import examples
 
 from energon_stream import (
     CaptioningSample,
@@ -28,6 +33,7 @@ from energon_stream.errors import (
 )
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.read import parquet_format
+from energon_stream.read.parquet_footer import largest_page
 from energon_stream.state import redistribute
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
 from energon_stream.testing.s3server import S3Server
@@ -407,19 +413,20 @@ def test_memory_of_footers_and_row_groups_is_bounded(tmp_path, monkeypatch):
     assert most < 40_000
 
 
+@pytest.mark.parametrize("short", [0, 600])
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY"])
-def test_rows_that_repeat_long_values_are_refused_near_the_limit(tmp_path, encoding):
-    """A dictionary, or prefixes: 205 MB of values in 2 kB; Arrow's own count of the peak."""
+def test_rows_that_repeat_long_values_are_refused_near_the_limit(tmp_path, encoding, short):
+    """A dictionary, or prefixes: 205 MB in 10 kB, at once or behind short rows; Arrow's count of the peak."""
     options = {"column_encoding": {"x": encoding}} if encoding != "PLAIN" else {}
     rows = ["y" * 400_000 + ("" if encoding == "PLAIN" else str(row)) for row in range(512)]
     pq.write_table(
-        pa.table({"x": rows}),
+        pa.table({"x": ["y"] * short + rows}),
         tmp_path / "x.parquet",
         use_dictionary=encoding == "PLAIN",
         compression="zstd",
         **options,
     )
-    assert (tmp_path / "x.parquet").stat().st_size < 2000
+    assert (tmp_path / "x.parquet").stat().st_size < 10_000
     usual = pa.default_memory_pool()
     pool = pa.proxy_memory_pool(usual)
     pa.set_memory_pool(pool)
@@ -428,4 +435,30 @@ def test_rows_that_repeat_long_values_are_refused_near_the_limit(tmp_path, encod
             in_order(tmp_path / "x.parquet", limits=Limits(table_bytes=20_000_000))
     finally:
         pa.set_memory_pool(usual)
-    assert 20_000_000 < pool.max_memory() < 40_000_000
+    assert 10_000_000 < pool.max_memory() < 40_000_000
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_the_largest_page_is_that_of_the_file(tmp_path, version, compression):
+    """Values of 8 bytes, none of them null, take 8 bytes each, and nothing else is in a page."""
+    column = pa.array(range(10_000), pa.int64())
+    table = pa.table({"n": column}, schema=pa.schema([pa.field("n", pa.int64(), nullable=False)]))
+    options = {"use_dictionary": False, "compression": compression, "write_batch_size": 500}
+    for size in (4000, 40_000):
+        pq.write_table(table, tmp_path / "x", data_page_size=size, data_page_version=version, **options)
+        data = (tmp_path / "x").read_bytes()
+        chunk = pq.ParquetFile(tmp_path / "x").metadata.row_group(0).column(0)
+        start, length = chunk.data_page_offset, chunk.total_compressed_size
+        assert largest_page(partial(between, data), start, start + length) == size
+
+
+def between(data, start, stop):
+    return memoryview(data)[start:stop]
+
+
+@given(st.binary(max_size=200))
+@examples(200)
+def test_other_bytes_have_pages_or_none(data):
+    with suppress(ValueError):
+        assert largest_page(partial(between, data), 0, len(data)) >= 0
