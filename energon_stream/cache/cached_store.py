@@ -202,6 +202,11 @@ class CachedStore(ScheduledStore):
         data = self.cache.read(known, start, stop, at_hand=True)
         return None if data is None else Body(data, known.etag, known.size)
 
+    def asks_for(self, path: str, byte_range: ByteRange) -> bool:
+        """Return whether reading a byte range makes a request. May list the store, as reading does."""
+        known = self.known(path)
+        return known is None or bool(self.cache.missing(known, byte_range.start, byte_range.stop))
+
     def keep(self, path: str, byte_range: ByteRange) -> bool:
         """Fetch a byte range into the cache. Raises UnsupportedStoreError for an object without a version."""
         known = self.identify(path)

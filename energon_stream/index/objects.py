@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -56,6 +57,14 @@ class ShardObject:
     def etag(self) -> str | None:
         """Version of the first answer, if it carried one."""
         return self.versions.etag(self.path)
+
+    @property
+    def written(self) -> int | None:
+        """When a local file last changed, whatever time it claims, in nanoseconds; None if it is gone."""
+        try:
+            return os.stat(os.path.join(self.store.url, self.path).rstrip("/")).st_ctime_ns
+        except OSError:  # its bytes are still mapped
+            return None
 
     def observe(self, etag: str | None) -> None:
         """Check the version of an answer; see :meth:`VersionGuard.observe`."""

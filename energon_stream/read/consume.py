@@ -7,9 +7,9 @@ the fetcher's threads run the requests.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import DatasetError, IndexMismatchError, StorageError
@@ -41,7 +41,7 @@ class ReaderGroup:
         fetcher: Fetcher,
         readers: int = 1,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
         wait: Callable[[list[Future[Any]], float | None], None] = wait_for_first,
     ) -> None:
         size = options.fetch_bytes * readers
@@ -185,7 +185,12 @@ class SampleReader:
                 _, number, request, place, _ = planned
                 fetch = self._fetches[request]
                 cut = fetch.cutting
-                if cut is None or fetch.left is not None or (fetch.uses == 1 and not fetch.keeps):
+                if (
+                    cut is None
+                    or fetch.left is not None
+                    or (fetch.uses == 1 and not fetch.keeps)
+                    or monotonic() > fetch.due
+                ):
                     sample = self._leave(request, place).cut(number, place)
                 else:  # most samples: the answer is there, and stays; without a call that can be spared
                     self._lane.consumed += 1
@@ -249,6 +254,8 @@ class SampleReader:
         """Mark one range of a request as consumed."""
         fetch, lane = self._fetches[request], self._lane
         lane.consumed += 1
+        if monotonic() > fetch.due:
+            fetch.look()
         while not fetch.is_requested:  # the budget has no room for a request that is needed now
             self._group.send(self._group.budget.pop(lane))
         freed = fetch.leave(place)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
@@ -14,6 +16,7 @@ from energon_stream.errors import ChecksumError, DatasetError, IndexMismatchErro
 from energon_stream.index.objects import as_errors_of_shards
 from energon_stream.storage import Body, ByteRange, Fetcher, abandon, default_counters
 from energon_stream.storage.coalesce import plan_fetches
+from energon_stream.tar.headers import FEW
 from energon_stream.tracing import current_recorder
 
 if TYPE_CHECKING:
@@ -24,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 _REPEATS = 2
 """Times that bytes which disagree with the index are requested again."""
+
+LOOKED_AT_EVERY = 0.01
+"""Seconds after which a local file is looked at again, in case it was edited; it takes some microseconds."""
 
 
 def wait_for_first(answers: list[Future[Any]], seconds: float | None = None) -> None:
@@ -45,7 +51,9 @@ class RangeFetch:
         "_locator",
         "_sizes",
         "_users",
+        "_written",
         "cutting",
+        "due",
         "is_requested",
         "keeps",
         "left",
@@ -63,6 +71,10 @@ class RangeFetch:
         self._first = 0  # byte of the answer with which the own ones begin
         self._users = [1]  # fetches that the answer is for
         self.cutting: Cut | None = None  # once the answer was looked at
+        # When to look whether the file was edited, by ``time.monotonic``. Few samples are parsed one by one,
+        # and compared with their headers.
+        self.due: float = 0.0 if self.is_local and self.uses >= FEW else math.inf
+        self._written: int | None = None  # when it was written to, before it was looked at
         self._again = _REPEATS  # times that the bytes may be requested again
         # Uses of each range, if the answer may be taken apart.
         self.left: list[int] | None = [1] * self.uses if is_shared and not self.is_local else None
@@ -129,6 +141,13 @@ class RangeFetch:
             if self._sizes is not None:
                 return self._sizes[place]
         return 0 if self.uses or self.keeps else self.request.size
+
+    def look(self) -> None:
+        """Forget what was parsed of a local file that has changed; call this when ``due`` has passed."""
+        self.due = time.monotonic() + LOOKED_AT_EVERY
+        written = self._locator.object(self.request.object).written
+        if written != self._written:
+            self._written, self.cutting = written, None
 
     def cut(self, sample: int, place: int) -> RawSample | None:
         """Wait for the bytes and cut a sample.

@@ -132,16 +132,23 @@ class TarLocator(Locator):
         return starts[:, 0], stops[:, 0]
 
     def with_neighbours(self, request: Request) -> Request:
-        if self._is_begun or not self._is_doubtful or isinstance(self.store, CachedStore):
-            return request  # what was warmed asks for nothing
+        if self._is_begun or not self._is_doubtful:
+            return request
         self._is_begun = True
         around = [request.samples.min() - 1, request.samples.max() + 1]
         first, last = self.index.shard_starts[request.object : request.object + 2] - (0, 1)
         _, starts, stops = self.locate(np.clip(around, first, last))
         start, end = min(int(starts[0, 0]), request.start), request.range.stop
         stop = max(end, min(int(stops[1, 0]), end + _HEADERS))
-        size = stop - start
-        return replace(request, start=start, size=size) if size <= request.size + _NEAR else request
+        wide = replace(request, start=start, size=stop - start)
+        if wide.size > request.size + _NEAR:
+            return request
+        path = self.index.shard_paths[request.object]
+        if isinstance(self.store, CachedStore) and not self.store.asks_for(path, request.range):
+            return (
+                request if self.store.asks_for(path, wide.range) else wide
+            )  # what was warmed asks for nothing
+        return wide
 
     def object(self, shard: int) -> ShardObject:
         return ShardObject(self.store, self.index.shard_paths[shard], self._versions)

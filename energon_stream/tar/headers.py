@@ -25,7 +25,7 @@ _SUMMED = -8 * ord(" ") - ord("0") * sum(8**place for place in range(6))
 """Product of a header and ``_SUM`` if the checksum is right: the sum of all bytes without the checksum field,
 less the number in that field. The bytes after ``_SUM`` mean nothing here, and are usually 0. Floats of 32
 bits are exact, because no sum reaches 2 ** 24."""
-_FEW = 24  # for fewer samples, parsing each by itself is faster than arrays
+FEW = 24  # for fewer samples, parsing each by itself is faster than arrays
 _MOST_HEADERS = 64  # of a sample
 
 
@@ -47,7 +47,7 @@ def split_samples(data: memoryview, starts: Int64Array, stops: Int64Array) -> Al
     some dozens of samples per call, the number of calls of numpy decides the speed. So there are few.
     """
     whole = len(data) // TAR_RECORD * TAR_RECORD
-    if len(starts) < _FEW:
+    if len(starts) < FEW:
         return None
     if not (((starts | stops) % TAR_RECORD == 0) & (starts < stops) & (stops <= whole)).all():
         return None

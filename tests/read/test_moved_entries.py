@@ -4,16 +4,24 @@ import io
 import json
 import os
 import tarfile
+import time
 
 import numpy as np
 import pytest
 
-from energon_stream import WorkerConfig, get_savable_loader, get_train_dataset, prepare_metadataset
-from energon_stream.errors import IndexMismatchError
+from energon_stream import (
+    CacheConfig,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    prepare_metadataset,
+)
+from energon_stream.errors import ChecksumError, IndexMismatchError
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.read.consume import ReaderGroup, SampleReader
+from energon_stream.read.fetch import LOOKED_AT_EVERY
 from energon_stream.read.read_options import ReadOptions
 from energon_stream.read.tar_locator import TarLocator
 from energon_stream.rng import derive_key
@@ -40,11 +48,11 @@ def folder(tmp_path):
     return tmp_path / "data"
 
 
-def read(url, slices, options=None):
+def read(url, slices, options=None, **changes):
     """Parts of the samples by key, until an error; and the error."""
     dataset = get_train_dataset(
         url, batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=slices, repeat=False,
-        worker_config=WorkerConfig(0, 1, 0), storage_options=options,
+        worker_config=WorkerConfig(0, 1, 0), storage_options=options, **changes,
     )  # fmt: skip
     found = {}
     try:
@@ -118,23 +126,39 @@ def test_a_local_sample_is_compared_with_the_one_before_once(folder):
     assert gets[1:] == gets[:1] * 2
 
 
-@pytest.mark.parametrize("slices", [1, 4, None])
-def test_a_local_tar_that_is_edited_in_place_gives_no_bytes_of_other_parts(folder, slices):
-    """In a later pass, although size and time stay, and requests are too small to be parsed as arrays."""
-    tar = folder / "data-000000.tar"
+@pytest.mark.parametrize(("samples", "slices"), [(12, 1), (12, 4), (12, None), (60, 40), (60, None)])
+def test_a_local_tar_that_is_edited_in_place_gives_no_bytes_of_other_parts(tmp_path, samples, slices):
+    """Within a pass and in later ones, although size and time stay, whether samples are parsed as arrays."""
+    write_shards(
+        tmp_path, shards=1, samples_per_shard=samples, parts=lambda at: {**parts(1), "b.bin": b"x" * at}
+    )
+    prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0), dataset_yaml=CRUDE)
+    tar = tmp_path / "data-000000.tar"
     dataset = get_train_dataset(
-        str(folder), batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=slices,
+        str(tmp_path), batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=slices,
         worker_config=WorkerConfig(0, 1, 0),
     )  # fmt: skip
     batches = iter(get_savable_loader(dataset))
-    for _ in range(12):
-        next(batches)
+    for first in (samples + samples // 2, samples):
+        for _ in range(first):
+            next(batches)
+        held = edit_in_place(tar)
+        expected = {key: {member.name[len(key) + 1 :]: data for member, data in held[key]} for key in held}
+        time.sleep(2 * LOOKED_AT_EVERY)
+        for _ in range(samples):
+            batch = next(batches)
+            found = {name: value[0] for name, value in batch.items() if name[:2] != "__"}
+            found = {name: data.encode() if isinstance(data, str) else data for name, data in found.items()}
+            assert found == expected[batch["__key__"][0].rpartition("/")[2]]
+
+
+def edit_in_place(tar):
+    """Write the parts of each sample in the opposite order; return members and bytes as they were, by key."""
     held: dict[str, list[tuple[tarfile.TarInfo, bytes]]] = {}
     with tarfile.open(tar) as old:
         for member in old:
-            held.setdefault(member.name.partition(".")[0], []).append(
-                (member, old.extractfile(member).read())
-            )
+            key = member.name.partition(".")[0]
+            held.setdefault(key, []).append((member, old.extractfile(member).read()))
     edited = io.BytesIO()
     with tarfile.open(fileobj=edited, mode="w", format=tarfile.USTAR_FORMAT) as new:
         for sample in held.values():
@@ -144,12 +168,30 @@ def test_a_local_tar_that_is_edited_in_place_gives_no_bytes_of_other_parts(folde
     with open(tar, "r+b") as file:
         file.write(edited.getvalue()[: times.st_size].ljust(times.st_size, b"\0"))
     os.utime(tar, ns=(times.st_atime_ns, times.st_mtime_ns))
-    expected = {key: {member.name[len(key) + 1 :]: data for member, data in held[key]} for key in held}
-    for _ in range(12):
-        batch = next(batches)
-        found = {name: value[0] for name, value in batch.items() if name[:2] != "__"}
-        found = {name: data.encode() if isinstance(data, str) else data for name, data in found.items()}
-        assert found == expected[batch["__key__"][0].rpartition("/")[2]]
+    return held
+
+
+def test_checksums_are_compared_again_after_an_edit(tmp_path):
+    """Of a payload: no header and no size tells."""
+    write_shards(tmp_path, shards=1, samples_per_shard=40, parts=lambda at: {"b.bin": b"%040d" % at})
+    prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0), dataset_yaml=CRUDE, checksums=True)
+    dataset = get_train_dataset(
+        str(tmp_path), batch_size=1, shuffle_buffer_size=None, max_samples_per_sequence=None,
+        worker_config=WorkerConfig(0, 1, 0), read_options=ReadOptions(verify="always"),
+    )  # fmt: skip
+    batches = iter(get_savable_loader(dataset))
+    for _ in range(60):
+        next(batches)
+    with tarfile.open(tmp_path / "data-000000.tar") as tar:
+        place = tar.getmembers()[-1].offset_data
+    with open(tmp_path / "data-000000.tar", "r+b") as file:
+        file.seek(place)
+        file.write(b"1")
+    time.sleep(2 * LOOKED_AT_EVERY)
+    for _ in range(19):
+        next(batches)
+    with pytest.raises(ChecksumError):
+        next(batches)
 
 
 FIRST = [(1, 1, 11), (2, -1, 11), (2, 1, 10), (3, -1, 10), (3, 1, 9), (4, -1, 9), (4, 1, 8), (6, 1, 6)]
@@ -179,6 +221,31 @@ def test_over_a_store_unusual_samples_are_compared_with_their_neighbours(
     found, error = read("s3://bucket/moved", slices, s3_server.storage_options)
     assert "the index and the tar disagree" in error
     assert {key: set(parts) for key, parts in found.items()} == {key: expected[key] for key in found}
+
+
+@pytest.mark.every(4)
+@pytest.mark.parametrize(("slices", "by", "entry"), FIRST)
+def test_with_a_disk_cache_the_first_sample_is_compared_too(folder, s3_server, tmp_path, slices, by, entry):
+    """Without a request more, whether the cache is empty or has all; what was read is what is warm later."""
+    listed, expected = members(folder)
+    starts = [offset for _, offset in listed]
+    right = np.fromfile(folder / "data-000000.tar.idx", dtype="<u8")
+    cache = {"cache": CacheConfig(str(tmp_path / "cache"), "100MB", min_free_bytes=0)}
+    s3_server.upload_folder(folder, "s3://bucket/cached")
+    for _ in range(2):
+        found, error = read("s3://bucket/cached", slices, s3_server.storage_options, **cache)
+        assert not error
+        assert {key: set(parts) for key, parts in found.items()} == expected
+        asked = [entry for entry in s3_server.log() if entry.key.endswith(".tar")]
+        s3_server.reset_counters()
+    assert not asked
+    moved = right.copy()
+    moved[entry] = starts[starts.index(moved[entry]) + by]
+    s3_server.put("s3://bucket/cached/data-000000.tar.idx", moved.tobytes())
+    for each in (cache, {"cache": CacheConfig(str(tmp_path / "cold"), "100MB", min_free_bytes=0)}):
+        found, error = read("s3://bucket/cached", slices, s3_server.storage_options, **each)
+        assert "the index and the tar disagree" in error
+        assert {key: set(parts) for key, parts in found.items()} == {key: expected[key] for key in found}
 
 
 def test_kinds_of_a_sound_dataset_whose_neighbours_are_in_the_answer_cost_no_request(folder, s3_server):
