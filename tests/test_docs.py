@@ -224,6 +224,19 @@ def test_only_blocks_that_cannot_run_are_skipped(path: Path) -> None:
         assert language or block.startswith("make "), "a block without a language lists make's targets"
 
 
+def test_the_tests_of_known_faults_exist() -> None:
+    """Each line names one, or says that it has none."""
+    page = (ROOT / "docs/reference/known-faults.md").read_text()
+    rows = [line.split(" | ") for line in page.splitlines() if re.match(r"\| \d", line)]
+    assert [int(row[0].strip("| ")) for row in rows] == [*range(1, 49)]
+    for row in rows:
+        tests = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row[3])
+        assert tests or row[3].startswith("none: ")
+        assert len(tests) == row[3].count("::")
+        for path, name in tests:
+            assert f"\ndef {name}(" in (ROOT / "tests" / path).read_text(), f"{path}::{name}"
+
+
 @pytest.mark.parametrize("path", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_modules_that_pages_name_exist(path: str) -> None:
     named = set(re.findall(r"`([\w/]+/\w+\.pyi?)`", (ROOT / path).read_text()))

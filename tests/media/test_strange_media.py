@@ -5,6 +5,7 @@ import json
 import socket
 import struct
 import time
+from pathlib import Path
 
 import children
 import hostile_media
@@ -13,6 +14,8 @@ import pytest
 from energon_stream import Limits, SampleDecoder
 from energon_stream.errors import DecodeError
 from energon_stream.media.av import AVDecoder
+from energon_stream.prepare.media_headers import MediaFile, read_av
+from energon_stream.storage.local import LocalStore
 from energon_stream.testing.media_files import VideoFile
 
 PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nprivate.mp4\n#EXT-X-ENDLIST\n"
@@ -33,6 +36,8 @@ def ways_in(data):
     yield AVDecoder(io.BytesIO(data)).get_metadata
     yield AVDecoder(io.BytesIO(data)).get_video
     yield AVDecoder(io.BytesIO(data)).get_audio
+    Path("x.mp4").write_bytes(data)
+    yield lambda: read_av(LocalStore("."), MediaFile("x.mp4", "x.mp4", 0, len(data), None))
 
 
 @pytest.mark.parametrize(
