@@ -27,7 +27,8 @@ def slow_start_bytes(latency: float) -> int:
 
 
 _SLOW_LINE = 125e6
-"""Bytes per second of a line of a gigabit. For as long as it takes, the first samples have a head start."""
+"""Bytes per second of a line of a gigabit. For as long as it takes, or a line that is known to be slower, the
+first samples have a head start."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,14 +93,15 @@ class Budget:
         self._freed = 0
         self._note_arrivals()
 
-    def first(self, requests: Iterable[RangeFetch], latency: float) -> None:
+    def first(self, requests: Iterable[RangeFetch], latency: float, pace: float = 0.0) -> None:
         """Note that these requests of the first samples were made. All others wait for their answers.
 
-        If the latency is known, in seconds to a first byte, others follow so closely that they arrive behind.
+        If the latency is known, in seconds to a first byte, others follow so closely that they arrive behind;
+        not so closely if earlier answers took longer, ``pace`` in seconds a byte.
         """
         self._first_made, self._arrived, self._latency = self._clock(), 0, latency
         self._first = list(requests)
-        pause = sum(request.size for request in self._first) / _SLOW_LINE
+        pause = sum(request.size for request in self._first) * max(1 / _SLOW_LINE, pace)
         self._head_start = self._first_made + pause if latency else math.inf
 
     @property

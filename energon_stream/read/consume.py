@@ -300,7 +300,7 @@ class SampleReader:
         group.request()
         made = [fetch for number, fetch in self._fetches.items() if number >= earlier and fetch.is_requested]
         first = [fetch for fetch in made if not fetch.is_local]
-        group.budget.first(first, group.fetcher.latency)
+        group.budget.first(first, group.fetcher.latency, group.fetcher.pace)
         locating.take(limits.second_take)
         while first and not first[0].has_arrived and not self._add_located(wait=False):
             group.wait([first[0].answer, *locating.awaited()], None)

@@ -98,6 +98,11 @@ class Fetcher:
         """Seconds to the first byte of the fastest of the latest answers; 0 without any."""
         return self._pools.get().scheduler.latency
 
+    @property
+    def pace(self) -> float:
+        """Seconds that a byte of an answer took, after the first ones, at best; 0 while that is unknown."""
+        return self._pools.get().scheduler.pace
+
     def close(self) -> None:
         """Cancel waiting requests, let those in flight end, and stop the threads. It may be used again."""
         self._drain()

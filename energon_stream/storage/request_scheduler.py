@@ -21,6 +21,10 @@ _CHEAP = 256 << 10
 """Bytes of a request that is sent twice at once where the store rejects others."""
 _MOST_REPEATS = 2  # if one answer in fifty is late, one late request in fifty has a late second one
 
+_TELLS_PACE = 32 << 10
+"""Bytes of an answer that tells how fast the line is: smaller ones arrive at once on any."""
+_JITTER = 0.002  # seconds that a busy machine adds to the end of an answer
+
 STALLED = 20.0
 """Seconds after which even a request whose budget is used up is repeated: its answer may trickle."""
 
@@ -49,12 +53,13 @@ T = TypeVar("T", bound=RequestTask)
 class RequestRun(Generic[T]):
     """One run of a task, which makes attempts. A second run makes one attempt and has no slot."""
 
-    __slots__ = ("is_accepted", "is_reading", "is_second", "started", "task")
+    __slots__ = ("answered_at", "is_accepted", "is_reading", "is_second", "started", "task")
 
     def __init__(self, task: T, *, is_second: bool = False) -> None:
         self.task: T = task
         self.is_second: bool = is_second
         self.started: float = -1.0  # of the latest attempt; negative before the first
+        self.answered_at: float = 0.0  # when its first bytes arrived
         self.is_accepted: bool = False  # whether the latest attempt's first bytes arrived
         self.is_reading: bool = False  # and are wanted
 
@@ -105,6 +110,7 @@ class RequestScheduler(Generic[T]):
         # The time to the first byte is short and hardly depends on the size, so it shows much sooner that a
         # request is late.
         self._to_first_byte = LatencyModel.of_first_bytes()
+        self.pace: float = 0.0  # seconds a byte of the answer that came fastest; 0 without a large one
 
     @property
     def latency(self) -> float:
@@ -175,7 +181,7 @@ class RequestScheduler(Generic[T]):
         """Note that the first bytes of an answer arrived; return whether the rest is wanted."""
         task = run.task
         # Not at the end: a rejection has no body, so it would be noted before answers that came earlier.
-        run.is_accepted = True
+        run.is_accepted, run.answered_at = True, now
         self._limiter.observe(rejected=False, in_flight=self._busy)
         is_surplus = task.twin_bytes > 0 and task.reading > 0
         run.is_reading = not ((task.settled or is_surplus) and task.size > _WORTH_DROPPING)
@@ -207,6 +213,9 @@ class RequestScheduler(Generic[T]):
             task.twin_bytes = 0
         if is_rejected or not (is_transient or run.is_accepted):
             self._limiter.observe(rejected=is_rejected, in_flight=self._busy)
+        if task.size >= _TELLS_PACE and error is None and run.is_reading:
+            pace = max(1e-12, (now - run.answered_at - _JITTER) / task.size)
+            self.pace = min(self.pace or pace, pace)
         is_learnt = task.size > 0 and error is None and self._to_end.observe(task.size, now - run.started)
         if is_learnt and self._watched:
             self._look_again(now)

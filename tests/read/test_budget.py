@@ -103,6 +103,21 @@ def test_other_requests_follow_the_first_ones_so_that_they_arrive_behind_them():
     assert len(budget.starting()) == 16
 
 
+def test_on_a_line_that_is_known_to_be_slow_the_first_requests_have_a_longer_head_start():
+    """Two megabytes take 160 ms on a line of a hundred megabits."""
+    now = [1.0]
+    budget = Budget(200_000_000, is_shared=False, clock=lambda: now[0])
+    lane = budget.open_lane()
+    lane.queue.append(Planned(0, 2_000_000))
+    first = list(budget.admit())
+    lane.queue.append(Planned(1, 4_000_000))
+    budget.first(first, latency=0.04, pace=8 / 100e6)
+    now[0] += 0.016
+    assert (list(budget.admit()), round(budget.pause, 6)) == ([], 0.144)
+    now[0] += 0.145
+    assert len(list(budget.admit())) == 1
+
+
 def test_without_a_known_latency_others_wait_for_the_first_answers():
     now = [1.0]
     budget = Budget(200_000_000, is_shared=False, clock=lambda: now[0])

@@ -67,6 +67,24 @@ def test_slots_go_by_deadline_and_a_returning_task_waits_for_one_again():
     assert scheduler.grant() is late
 
 
+def test_the_pace_is_that_of_the_large_answer_that_came_fastest():
+    """64 KiB take 5 ms on a line of a hundred megabits; a busy machine adds two more, or many."""
+    driver = Driver(4)
+    sizes = (KB, 64 * KB, 64 * KB, 64 * KB)
+    paces = []
+    for size, seconds in zip(sizes, (1.0, 0.05, 0.007, 0.09), strict=True):
+        driver.submit(size=size)
+        run = driver.begin(driver.scheduler.grant())
+        assert driver.scheduler.answered(run, 0.05)
+        driver.scheduler.end(run, None, 0.05 + seconds)
+        driver.scheduler.finish(run, None)
+        driver.scheduler.release(run.task)
+        paces.append(driver.scheduler.pace)
+    best = pytest.approx(0.005 / (64 * KB))
+    assert paces == [0.0, pytest.approx(0.048 / (64 * KB)), best, best]
+    assert 8 / 110e6 < paces[-1] < 8 / 100e6
+
+
 def test_a_late_request_is_repeated_and_the_first_answer_counts():
     driver = Driver(2)
     scheduler = driver.scheduler

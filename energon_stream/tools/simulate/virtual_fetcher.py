@@ -150,6 +150,10 @@ class VirtualFetcher(Fetcher):
     def latency(self) -> float:
         return self._scheduler.latency
 
+    @property
+    def pace(self) -> float:
+        return self._scheduler.pace
+
     def clock(self) -> float:
         """Return the virtual time in seconds."""
         return self.line.now
