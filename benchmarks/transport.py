@@ -3,10 +3,11 @@ flight.
 
     python benchmarks/transport.py [--rounds 3] [--out docs/benchmarks]
 
-obstore and fsspec (s3fs) over HTTP and HTTPS, and as the floor a socket for each thread that receives into a
-buffer it made (``recv_into``, HTTP only). nginx serves one file from memory on core 1, a fresh process reads
-on core 0; rounds are interleaved, figures are medians. Trust the CPU seconds: MB/s depends on what else the
-machine does.
+obstore and fsspec (s3fs) over HTTP and HTTPS; obstore whose answers are copied to a buffer in chunks of
+1 MiB, so that somebody could look at what has arrived; and as the floor a socket for each thread that
+receives into a buffer it made (``recv_into``, HTTP only). nginx serves one file from memory on core 1, a
+fresh process reads on core 0; rounds are interleaved, figures are medians. Trust the CPU seconds: MB/s
+depends on what else the machine does.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from pathlib import Path
 from string import Template
 
 import numpy as np
+import obstore.store
 
 from energon_stream.storage import ByteRange, Fetcher, StoreSpec
+from energon_stream.storage.obstore_use import share_arenas
 
 IN_FLIGHT, WAITING = 32, 16
 KIB = 1 << 10
@@ -44,7 +47,8 @@ REQUESTS = {
     16384 * KIB: 32,
 }
 CASES = [(kind, scheme) for kind in ("obstore", "fsspec") for scheme in ("http", "https")] + [
-    ("sockets", "http")
+    ("chunks", "http"),
+    ("sockets", "http"),
 ]
 PACKAGES = ("obstore", "s3fs", "aiobotocore", "fsspec")
 PATH = "bucket/object"
@@ -188,20 +192,41 @@ class Sockets:
         return body
 
 
+class Chunks:
+    """obstore, whose answers are seen as they arrive; knows no errors."""
+
+    def __init__(self, endpoint):
+        bucket, _, self._key = PATH.partition("/")
+        config = {"endpoint": endpoint, "access_key_id": "k", "secret_access_key": "s", "region": "us-east-1"}
+        self._store = obstore.store.S3Store(bucket, config=config, client_options={"allow_http": True})
+
+    def get_range(self, start, stop):
+        answer = obstore.get(self._store, self._key, options={"range": (start, stop)})
+        body, at = np.empty(stop - start, dtype=np.uint8), 0
+        for chunk in answer.stream(min_chunk_size=KIB * KIB):
+            body[at : at + len(chunk)] = np.frombuffer(chunk, dtype=np.uint8)
+            at += len(chunk)
+        return body[:at]
+
+
+DIRECT = {"chunks": Chunks, "sockets": Sockets}
+
+
 def measure(kind, endpoint, authority):
     """In this process: all block sizes, one after the other."""
     os.sched_setaffinity(0, {CLIENT_CORE})
     fetcher = Fetcher(IN_FLIGHT)
-    if kind == "sockets":
-        floor = Sockets(endpoint)
+    if kind in DIRECT:
+        share_arenas()
+        client = DIRECT[kind](endpoint)
 
         def submit(start, stop):
-            return fetcher.call(lambda: floor.get_range(start, stop))
+            return fetcher.call(lambda: client.get_range(start, stop))
     else:
-        client = {"region_name": "us-east-1"} | (
+        settings = {"region_name": "us-east-1"} | (
             {"verify": authority} if endpoint.startswith("https") else {}
         )
-        options = {"key": "k", "secret": "s", "endpoint_url": endpoint, "client_kwargs": client}
+        options = {"key": "k", "secret": "s", "endpoint_url": endpoint, "client_kwargs": settings}
         bucket, _, key = PATH.partition("/")
         store = StoreSpec(f"s3://{bucket}", options, kind).open()
 
