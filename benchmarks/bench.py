@@ -132,8 +132,8 @@ class Bench:
             return None
         self.server.take()
         command = [self.pythons.get(name, sys.executable), str(HERE / "candidate.py")]
-        # No proxy may stand between a client and the loopback. Modules are compiled once, as where a package is
-        # installed, and not in each run.
+        # No proxy may stand between a client and the loopback. Modules are compiled once, as where a package
+        # is installed, and not in each run.
         env = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
         if "checkout" in spec:
