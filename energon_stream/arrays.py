@@ -50,8 +50,8 @@ def as_view(data: bytes | memoryview) -> memoryview:
 
 
 def as_views(parts: Mapping[str, bytes | memoryview]) -> Mapping[str, bytes | memoryview]:
-    """Return parts as views that may be kept; the mapping itself if it has such views alone."""
-    for data in parts.values():
-        if isinstance(data, bytes) or not isinstance(data.obj, MappedArray):
-            return {part: as_view(data) for part, data in parts.items()}
-    return parts
+    """Return a sample's parts as views that may be kept; all are of mapped files if the first one is."""
+    first = next(iter(parts.values()), b"")
+    if isinstance(first, memoryview) and isinstance(first.obj, MappedArray):
+        return parts
+    return {part: as_view(data) for part, data in parts.items()}
