@@ -9,8 +9,8 @@ Spec: ``candidate`` (a module of ``candidates``), ``path``, ``workers``, ``epoch
 after which the state is written to ``state``), ``restore`` (start from ``state``), ``digest`` (of the batches
 after ``save_at``), ``per_shard`` (count the shards of each batch by the sample's number), ``memory`` (follow
 the process's size), ``sample_time`` (where time goes), ``repeat``, ``dataset_config``,
-``parallel_shard_iters``, ``read_options``, ``shards`` (names), ``endpoint``, ``in_flight``, ``cache`` (a new
-folder).
+``parallel_shard_iters``, ``read_options``, ``raw_parts`` (``"memoryview"``: no copies, without workers),
+``shards`` (names), ``endpoint``, ``in_flight``, ``cache`` (a new folder).
 """
 
 import contextlib

@@ -30,6 +30,7 @@ ROWS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "P11": ("long400", "T2", {"repeat": False}),
     "P10clean": ("long400", "H50", {"repeat": False}),
     "P12": ("p12", None, {"epochs": 8}),
+    "P12views": ("p12", None, {"epochs": 8, "raw_parts": "memoryview"}),
     "P16": (
         "d40x64",
         "H50",

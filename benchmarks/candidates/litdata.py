@@ -48,8 +48,11 @@ class _Collate:
 
     def __init__(self, spec: dict) -> None:
         self._collate = collate_as(spec)
+        self._copies = spec.get("raw_parts") != "memoryview"
 
     def __call__(self, samples: list) -> dict:
+        if not self._copies:
+            return self._collate(samples)
         owned = [
             {name: bytes(part) if isinstance(part, memoryview) else part for name, part in sample.items()}
             for sample in samples
