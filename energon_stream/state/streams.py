@@ -44,6 +44,8 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
     mine = range(rank, num_streams, world_size)
     missing = [stream for stream in mine if entries.get(stream) is None]
     if missing:
+        if (saved := peek_streams_of(state_dict)) not in (0, num_streams):
+            raise _other_streams(saved, num_streams)
         raise StateMismatchError(
             f"the state dict lacks the streams {missing} of rank {rank} of {world_size}",
             hint=f"load with torch.distributed.checkpoint and num_streams={num_streams}, so that it finds each "
@@ -53,10 +55,7 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
     first = states[0]
     topology = {**first["topology"], "rank": rank, "world_size": world_size}
     if (saved := topology["num_streams"]) != num_streams:
-        raise StateMismatchError(
-            f"the job had {saved} streams when it was saved, and has {num_streams} now",
-            hint=f"set num_streams={saved} to WorkerConfig: {world_sizes(saved)} ranks are possible then",
-        )
+        raise _other_streams(saved, num_streams)
     if any(
         state["fingerprint"] != first["fingerprint"]
         or state.get(DEALT_TO) != first.get(DEALT_TO)
@@ -83,6 +82,25 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
         )
     streams = {str(stream): state["streams"][str(stream)] for stream, state in zip(mine, states, strict=True)}
     return with_digest({**first, "topology": topology, "rotation": rotation, "streams": streams})
+
+
+def _other_streams(saved: int, now: int) -> StateMismatchError:
+    return StateMismatchError(
+        f"the job had {saved} streams when it was saved, and has {now} now",
+        hint=f"set num_streams={saved} to WorkerConfig: {world_sizes(saved)} ranks are possible then",
+    )
+
+
+def offer_streams(state_dict: Any, num_streams: int) -> None:
+    """Give a loader's state dict the keys that its rank has with another number of streams, without values.
+
+    What is no loader's state dict stays as it is.
+    """
+    if state_dict.get("format") == STREAMS_FORMAT:
+        stream, data = _entries(state_dict).popitem()
+        topology = _entry(data, stream)["topology"]
+        mine = range(topology["rank"], num_streams, topology["world_size"])
+        state_dict["streams"] = {str(stream): state_dict["streams"].get(str(stream)) for stream in mine}
 
 
 def peek_streams_of(state_dict: Any) -> int:

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from energon_stream import WorkerConfig, get_savable_loader
 from energon_stream.errors import StateMismatchError
+from energon_stream.integrations.dcp import ElasticLoadPlanner
 from energon_stream.pipeline import BatchDataset, ShuffleBufferDataset
 from energon_stream.testing.operator_suite import NumbersDataset
 
@@ -44,10 +45,13 @@ class CountingReader(FileSystemReader):
 def train(rank, world, folder, begin, steps, kind):
     """Load what another number of ranks saved, and save in the background while batches go on."""
     aside = dist.new_group(backend="gloo")  # collectives of the background do not meet those of the loop
-    loader, expected = open_loader(rank, world, workers=rank % 2), undisturbed(begin + steps + 2)
+    # The second job names no number of streams, and has one for each of its ranks until it loads.
+    streams, planner = (0, ElasticLoadPlanner()) if begin == steps else (STREAMS, None)
+    loader = open_loader(rank, world, workers=rank % 2, streams=streams)
+    expected = undisturbed(begin + steps + 2)
     if begin:
         reader = CountingReader(folder / str(begin))
-        dcp.load({"loader": loader}, storage_reader=reader)
+        dcp.load({"loader": loader}, storage_reader=reader, planner=planner)
         mine = [f"loader.streams.{stream}" for stream in range(rank, STREAMS, world)]
         assert [key for key in reader.keys if "streams" in key] == sorted(mine)
     batches = iter(loader)
@@ -84,7 +88,7 @@ def test_eight_ranks_six_and_eight_again(tmp_path, kind):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_one_process_without_a_group_and_the_number_of_streams_from_the_checkpoint(tmp_path):
+def test_one_process_without_a_group_and_without_a_number_of_streams(tmp_path):
     expected = undisturbed(2)
     loader = open_loader()
     for _ in zip(range(7), loader, strict=False):
@@ -93,13 +97,27 @@ def test_one_process_without_a_group_and_the_number_of_streams_from_the_checkpoi
     for _ in zip(range(7), loader, strict=False):
         pass
     saved.result()
-    names = FileSystemReader(tmp_path / "one").read_metadata().state_dict_metadata
-    streams = sum(name.startswith("loader.streams.") for name in names)
-    again = open_loader(streams=streams)
-    dcp.load({"loader": again}, checkpoint_id=tmp_path / "one")
+    again, nested = open_loader(streams=0), open_loader(streams=0).state_dict()
+    dcp.load({"loader": again}, checkpoint_id=tmp_path / "one", planner=ElasticLoadPlanner())
     assert next(iter(again)) == expected[7]
+    # In dicts, with what has no streams, and names that streams also have.
+    others = {"streams": {"0": 1, "a": 2}, "step": 7}
+    dcp.save({"app": {"data": loader.state_dict(), **others}}, checkpoint_id=tmp_path / "nested")
+    state = {"app": {"data": nested, **others}}
+    dcp.load(state, checkpoint_id=tmp_path / "nested", planner=ElasticLoadPlanner())
+    again = open_loader(streams=0)
+    again.load_state_dict(state["app"]["data"])
+    assert next(iter(again)) == expected[14]
+    assert state["app"] == {**state["app"], **others}
+    for streams in (6, 48):  # a number that the program names is compared
+        named = open_loader(streams=streams)
+        with pytest.raises(StateMismatchError, match=f"num_streams={STREAMS} to WorkerConfig"):
+            dcp.load({"loader": named}, checkpoint_id=tmp_path / "one", planner=ElasticLoadPlanner())
     with pytest.raises(StateMismatchError, match=f"num_streams={STREAMS} to WorkerConfig"):
         dcp.load({"loader": open_loader(streams=6)}, checkpoint_id=tmp_path / "one")
+    five = open_loader(0, 5, streams=0)
+    with pytest.raises(StateMismatchError, match=r"\[1, 2, 3, 4, 6, 8, 12, 24\]"):
+        dcp.load({"loader": five}, checkpoint_id=tmp_path / "one", planner=ElasticLoadPlanner())
 
 
 def digests(record):
