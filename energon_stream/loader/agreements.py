@@ -65,14 +65,24 @@ def _version() -> str:
         return "of sources"
 
 
-def global_index(rotation: Rotation, config: WorkerConfig) -> int | None:
+def job_pass(dataset: SavableDataset[Any]) -> int:
+    """Return the batches of a pass that all ranks end together; 0 if they may not."""
+    length = dataset.pass_length
+    for each in with_inputs(dataset):
+        if isinstance(each, EvenDataset):
+            lengths = map(dataset.len_stream, range(dataset.worker_config.num_streams))
+            return each.total if sum(one or 0 for one in lengths) == each.total else length
+    return length
+
+
+def global_index(rotation: Rotation, config: WorkerConfig, pass_length: int) -> int | None:
     """Return the number of a rank's next batch in the job: those of all ranks lie within one step.
 
     None where passes may have ended at different steps.
     """
-    if rotation.ended or (rotation.passes and not rotation.pass_length):
+    if rotation.ended or (rotation.passes and not pass_length):
         return None
-    begun = rotation.passes * rotation.pass_length
+    begun = rotation.passes * pass_length
     return begun - rotation.first_stream + next_index(rotation, config.rank, config.world_size)
 
 
@@ -86,21 +96,33 @@ def check_step(indices: Range | None, config: WorkerConfig) -> None:
         )
 
 
-def warn_of_uneven_ends(indices: Range | None, dataset: SavableDataset[Any]) -> None:
-    """Warn if ranks that end their passes together do not after this restore, amid a step of theirs."""
+def even_out(indices: Range | None, dataset: SavableDataset[Any], number: int) -> tuple[int, int]:
+    """Return the pass under way and the job's batches in it, where what is left is no multiple of the ranks.
+
+    An :class:`EvenDataset` then drops or repeats batches at its end; the end of a virtual epoch is fixed, and
+    a warning tells. Raises ConfigError if batches would have to be repeated, and cannot be made again.
+    """
     (first, _), (last, _) = indices or ((0, 0), (0, 0))
-    config, ranks = dataset.worker_config, dataset.worker_config.world_size
-    if config.rank or last - first != ranks - 1 or first % ranks == 0:
-        return
-    if dataset.pass_length or any(isinstance(each, EvenDataset) for each in with_inputs(dataset)):
+    config, ranks, length = dataset.worker_config, dataset.worker_config.world_size, job_pass(dataset)
+    before = first - number * length
+    if last - first != ranks - 1 or before % ranks == 0 or not length:
+        return 0, 0
+    for each in with_inputs(dataset):
+        if isinstance(each, EvenDataset) and each.total == length:
+            if each.ends == "pad":
+                each.dataset.assert_can_restore()
+            return number, before
+    if config.rank == 0:
         _log.warning(
             "the state is of %d batches, which is no multiple of %d ranks: %d of them get one batch more than the others "
-            "in the pass under way. If ranks wait for each other at its end, restore the state of a multiple, or use "
-            "torch's Join",
+            "in the epoch under way. If ranks wait for each other at its end, restore the state of %d batches, or the "
+            "end of the epoch, or use torch's Join",
             first,
             ranks,
-            ranks - first % ranks,
+            ranks - before % ranks,
+            first + ranks - first % ranks,
         )
+    return 0, 0
 
 
 def code_digest(dataset: SavableDataset[Any]) -> str:

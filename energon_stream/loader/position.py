@@ -26,6 +26,8 @@ class LoaderPosition(NamedTuple):
     changes: tuple[WeightChange, ...] = ()  # weights that the program set for the mixture
     # Step at which the number of ranks was chosen, and batches of the job before it.
     begun: tuple[int, int] = (0, 0)
+    # Pass in which the ranks were restored, and batches of the job in it before, if they know it.
+    resumed: tuple[int, int] = (0, 0)
 
     @classmethod
     def start(cls, dataset: SavableDataset[Any]) -> LoaderPosition:
@@ -36,7 +38,9 @@ class LoaderPosition(NamedTuple):
     def of_streams(self, streams: Sequence[int]) -> LoaderPosition:
         """Return the position of a worker that serves only some of the streams."""
         states = {stream: self.states[stream] for stream in streams}
-        return LoaderPosition(self.rotation.of_streams(streams), states, changes=self.changes)
+        return LoaderPosition(
+            self.rotation.of_streams(streams), states, changes=self.changes, resumed=self.resumed
+        )
 
     def next_stream(self) -> int:
         """Return the stream of which the next step is."""
@@ -53,10 +57,17 @@ class LoaderPosition(NamedTuple):
 
     def open_runner(self, dataset: SavableDataset[Any], options: LoaderOptions) -> StreamRunner:
         """Open the streams in this process."""
-        rotation = self.rotation.copy()
+        rotation, (number, before) = self.rotation.copy(), self.resumed
         note = None if options.tracker is None else options.tracker(self.states, self.changes).note
         return StreamRunner(
-            dataset, rotation.streams, self.states, rotation, self.changes, note, options.decode_threads
+            dataset,
+            rotation.streams,
+            self.states,
+            rotation,
+            self.changes,
+            note,
+            options.decode_threads,
+            before if rotation.passes == number else 0,
         )
 
 

@@ -19,8 +19,9 @@ from energon_stream.loader.agreements import (
     START,
     check_step,
     common,
+    even_out,
     global_index,
-    warn_of_uneven_ends,
+    job_pass,
 )
 from energon_stream.loader.loader import BasicDataLoader, counts_of
 from energon_stream.loader.mixture_control import check_changes, is_live, steps_of
@@ -155,10 +156,12 @@ class SavableDataLoader(BasicDataLoader[T]):
             if occasion is not START:  # what the ranks restore was compared with it already
                 prints.pop("content", None)
             has = common(self.dataset, begun, prints)
-            at = global_index(self._position.rotation, config)
+            at = global_index(self._position.rotation, config, job_pass(self.dataset))
         indices = agree(replace(occasion, key=str(self.dataset.training)), config, problem, has, at)
         check_step(indices, config)
-        warn_of_uneven_ends(indices, self.dataset)
+        if occasion is RESTORE:
+            resumed = even_out(indices, self.dataset, self._position.rotation.passes)
+            self._position = self._position._replace(resumed=resumed)
         self._has_agreed = True
 
     @cached_property

@@ -202,8 +202,10 @@ class _EvenNode(WrapperNode):
 
     def __init__(self, dataset: EvenDataset[Any], context: Context, state: State | None) -> None:
         saved = read_state(state, {"in": None, "at": 0, "last": None, "end": False}, dataset, context)
-        self._length = dataset.share(context.stream)
-        if saved["at"] > self._length or (saved["last"] is None) != (saved["at"] == 0):
+        self._length = dataset.share(context.stream, context.resumed)
+        # Other ranks than now may have had one element more, and saved before they ended the pass.
+        most = self._length if dataset.ends == "drop" else dataset.share(context.stream) + 1
+        if saved["at"] > most or (saved["last"] is None) != (saved["at"] == 0):
             raise damaged(f"{saved['at']} elements of a pass of {self._length}")
         self._dataset = dataset
         self._context = context
@@ -224,6 +226,7 @@ class _EvenNode(WrapperNode):
         if surplus:
             _log.info("stream %d dropped %d elements at the end of its pass", self._context.stream, surplus)
         self._at, self._last, self._ended = 0, None, False
+        self._length = self._dataset.share(self._context.stream)
         return END
 
     def _from_inner(self) -> Item | None:
@@ -335,19 +338,28 @@ class EvenDataset(Wrapper[T_co]):
                 hint="use fewer ranks and workers (a stream is a worker of a rank), or a larger split part",
             )
         streams = len(known)
-        self._total = self.length * streams
+        self.total: int = self.length * streams
         if multiple_of and ends == "drop":
-            self._total -= self._total % multiple_of
+            self.total -= self.total % multiple_of
         elif multiple_of:
             in_order = max((length - 1) * streams + stream for stream, length in enumerate(known)) + 1
-            self._total = -(-in_order // multiple_of) * multiple_of
-        self.length = -(-self._total // streams)
+            self.total = -(-in_order // multiple_of) * multiple_of
+        self.length = -(-self.total // streams)
         if any(self.share(stream) > length for stream, length in enumerate(known)):
             dataset.assert_can_restore()
 
-    def share(self, stream: int) -> int:
-        """Return the elements of a stream in a pass."""
-        return share_of_stream(0, self._total, self.worker_config.num_streams, stream)
+    def share(self, stream: int, resumed: int = 0) -> int:
+        """Return the elements of a stream in a pass, in which ranks were restored after some of the job's.
+
+        What is left of the pass is then made a multiple of the ranks.
+        """
+        total, ranks = self.total, self.worker_config.world_size
+        if resumed and self.ends == "drop":
+            total -= (total - resumed) % ranks
+        elif resumed:
+            total = max(total, resumed)
+            total += (resumed - total) % ranks
+        return share_of_stream(0, total, self.worker_config.num_streams, stream)
 
     def len_stream(self, stream: int) -> int | None:
         return self.share(stream)

@@ -135,7 +135,10 @@ def with_restore_key(value: Any, key: RestoreKey) -> Any:
 
 
 class StreamRunner:
-    """Runs some streams of a dataset in rotation; ``changes`` are weights that the program set."""
+    """Runs some streams of a dataset in rotation.
+
+    ``changes`` are weights that the program set, ``resumed`` as in :class:`Context`.
+    """
 
     def __init__(
         self,
@@ -146,6 +149,7 @@ class StreamRunner:
         changes: tuple[WeightChange, ...] = (),
         take_note: TakeNote | None = None,
         decode_threads: int = 0,
+        resumed: int = 0,
     ) -> None:
         self._decode_threads = DecodeThreads(decode_threads, len(streams)) if decode_threads else None
         self._take_note = take_note
@@ -179,6 +183,7 @@ class StreamRunner:
                 reader_groups=reader_groups,
                 decode_threads=self._decode_threads,
                 failures=self._failures,
+                resumed=resumed,
             )
             with self._config.activate(stream, batch_index=self._batches[stream]):
                 if saved is None:

@@ -1,5 +1,6 @@
 """The end of finite data in real jobs: no rank waits in a collective for one that has ended."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from ranks import in_ranks
@@ -7,7 +8,8 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from energon_stream import WorkerConfig, get_savable_loader, stateless
-from energon_stream.pipeline import BatchDataset, with_ends
+from energon_stream.errors import ConfigError
+from energon_stream.pipeline import BatchDataset, EvenDataset, MapDataset, with_ends
 from energon_stream.testing.operator_suite import NumbersDataset
 
 SAMPLES = 55
@@ -46,3 +48,87 @@ def one_pass(rank, world):
 
 def test_a_pass_ends_on_all_ranks():
     in_ranks(3, one_pass)
+
+
+STREAMS, ROUNDS = 12, 4  # a pass that is filled up has 48 batches, one that is cut 36
+
+
+def open_loader(ends, rank=0, world=1, workers=0):
+    config = WorkerConfig(rank, world, workers, num_streams=STREAMS)
+    numbers = MapDataset(NumbersDataset(STREAMS * ROUNDS - 5, config), joined_one)
+    return get_savable_loader(EvenDataset(numbers, ends))
+
+
+@stateless
+def joined_one(number):
+    return torch.tensor([number])
+
+
+def go_on(rank, world, folder, ends, begin, steps):
+    """Go on at a batch of the job, in steps that all ranks make together, to a step or over two ends of passes."""
+    loader = open_loader(ends, rank, world, workers=rank % 2)
+    loader.restore_state_global(torch.load(folder / str(begin)) if begin else None)
+    passes = [[], []]
+    for batches in passes:
+        for batch in loader:
+            together = [torch.empty_like(batch) for _ in range(world)]
+            dist.all_gather(together, batch)  # a rank without a batch would let the others wait
+            batches.append(sorted(torch.cat(together).tolist()))
+            if begin + len(batches) * world == steps:
+                break
+        if begin + len(batches) * world == steps:
+            break
+    counts = [None] * world
+    dist.all_gather_object(counts, [len(batches) for batches in passes])
+    assert counts == counts[:1] * world
+    states = loader.save_state_global()
+    if rank == 0:
+        torch.save(states, folder / str(steps))
+        torch.save(passes, folder / "passes")
+    loader.close()
+
+
+@pytest.mark.parametrize("ends", ["drop", "pad"])
+def test_a_pass_ends_on_all_ranks_also_where_other_numbers_of_ranks_begin_amid_a_step(tmp_path, ends):
+    alone = [int(batch) for batch in open_loader(ends)]
+    jobs = [(2, 10), (3, 19), (4, 27), (2, -1)]  # batches of the job at the end; -1 is over two passes
+    if ends == "pad":  # and one that stops after a batch more than the pass has, with which none can go on
+        jobs = [(2, 10), (3, 49), (4, -1)]
+    begin, given = 0, []
+    for world, end in jobs:
+        in_ranks(world, go_on, tmp_path, ends, begin, end)
+        under_way, following = torch.load(tmp_path / "passes")
+        for step in under_way:
+            plan = alone[len(given) : len(given) + world]
+            more = [alone[at - STREAMS] for at in range(len(alone), len(given) + world)]
+            assert step == sorted(plan + more)
+            given += [*plan, *more]
+        begin = end
+    missing = len(alone) - len(given)
+    assert 0 <= missing < world if ends == "drop" else 0 >= missing > -3
+    assert [number for step in following for number in step] == [
+        number for at in range(0, len(alone), world) for number in sorted(alone[at : at + world])
+    ]
+
+
+def unlike(number):
+    return number
+
+
+def refused(rank, world, folder):
+    """What cannot be made again cannot fill up: all ranks say so."""
+    config = WorkerConfig(rank, world, 0, num_streams=STREAMS)
+    even = EvenDataset(MapDataset(NumbersDataset(STREAMS * ROUNDS, config), unlike), "pad")
+    loader = get_savable_loader(even)
+    if world == 2:
+        for _ in zip(range(5), loader, strict=False):
+            pass
+        states = loader.save_state_global()
+        return torch.save(states, folder / "states") if rank == 0 else None
+    with pytest.raises(ConfigError, match="stateless"):
+        loader.restore_state_global(torch.load(folder / "states"))
+
+
+def test_a_pass_that_cannot_be_filled_up_is_refused_on_all_ranks(tmp_path):
+    in_ranks(2, refused, tmp_path)
+    in_ranks(3, refused, tmp_path)
