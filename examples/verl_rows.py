@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from energon_stream import DefaultTaskEncoder, WorkerConfig, get_train_dataset, open_dataset, stateless
-from energon_stream.integrations.verl import VerlRows
+from energon_stream.integrations.verl import ShuffledRows, VerlRows
 
 
 class Encoder(DefaultTaskEncoder):
@@ -47,7 +47,8 @@ class Prompts(VerlRows):
     def open(self, files: Any) -> Any:
         path, at, part = files.partition("@")
         if at:
-            return open_dataset(path, split_part=part, task_encoder=Encoder())
+            rows = open_dataset(path, split_part=part, task_encoder=Encoder())
+            return ShuffledRows(rows, seed=1) if part == "train" else rows
         # verl's controller reads for all GPUs, so it is one rank, however many GPUs there are.
         config = WorkerConfig(rank=0, world_size=1, num_workers=1, num_streams=4)
         return get_train_dataset(path, batch_size=None, worker_config=config, task_encoder=Encoder())
@@ -64,7 +65,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--step-seconds", type=float, default=0, help="pause in the place of training")
-    parser.add_argument("--mapped", action="store_true", help="verl's sampler chooses the rows")
+    parser.add_argument("--mapped", action="store_true", help="rows by number, from workers of verl's loader")
     args = parser.parse_args()
 
     trainer = make_trainer(args.data, args.checkpoint, args.batch_size, args.mapped)
@@ -98,7 +99,7 @@ def make_trainer(data: str, folder: Path, batch_size: int, mapped: bool) -> Any:
             "train_batch_size": batch_size,
             "val_batch_size": batch_size,
             "dataloader_num_workers": 2 if mapped else 0,
-            "shuffle": mapped,
+            "shuffle": False,
             "seed": 1,
             "custom_cls": {"path": __file__, "name": "Prompts"},
         },

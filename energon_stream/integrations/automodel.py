@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch.utils.data import IterableDataset
 
 from energon_stream.imports import of_extra
-from energon_stream.integrations.batch_puller import is_endless
+from energon_stream.integrations.batch_puller import go_to, is_endless
 from energon_stream.integrations.labelled import labelled_loader
 from energon_stream.loader import SavableDataLoader
 
@@ -34,8 +34,7 @@ class _Batches:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on at the position of a state dict."""
-        self.loader.close()
-        self.loader.load_state_dict(state_dict)
+        go_to(self.loader, state_dict)
 
 
 class EnergonDataset(_Batches, IterableDataset[Any]):

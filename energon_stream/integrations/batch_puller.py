@@ -6,7 +6,7 @@ one before. A state that they save has to be the one after the last batch that w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,6 +18,7 @@ from energon_stream.errors import ConfigError, StateError
 from energon_stream.loader import BasicDataLoader, SavableDataLoader
 from energon_stream.pipeline import SavableDataset
 from energon_stream.state import ranks_of_streams
+from energon_stream.state.streams import STREAMS_FORMAT
 from energon_stream.worker import WorkerConfig
 
 T = TypeVar("T")
@@ -105,6 +106,23 @@ def epoch_length(dataset: SavableDataset[Any]) -> int | None:
     return max(1, dataset.nominal_length()) if is_endless(dataset) else None
 
 
+def go_to(loader: SavableDataLoader[Any], state: Any) -> None:
+    """Let a loader that may be under way go on at a rank's state or a state dict; None is the start."""
+    loader.close()
+    if isinstance(state, Mapping) and state.get("format") == STREAMS_FORMAT:
+        loader.load_state_dict(state)
+    else:
+        loader.restore_state_rank(state)
+
+
+def merged(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a state dict with the streams of several, in which all else is equal."""
+    known: dict[str, Any] = {"streams": {}}
+    for state in states:
+        known |= {**state, "streams": known["streams"] | state["streams"]}
+    return known
+
+
 def is_endless(dataset: SavableDataset[Any]) -> bool:
     """Return True if the passes of a stream of this rank have no end."""
     return any(dataset.len_stream(stream) is None for stream in dataset.worker_config.streams)
@@ -127,10 +145,7 @@ def of_all_ranks(state_dict: Mapping[str, Any], config: WorkerConfig) -> dict[st
         )
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, dict(state_dict))
-    streams: dict[str, Any] = {}
-    for one in everyone:
-        streams.update(one["streams"])
-    return {**state_dict, "streams": streams}
+    return {**state_dict, **merged(everyone)}
 
 
 def saved_ranks(state_dict: Mapping[str, Any]) -> int:

@@ -1,14 +1,14 @@
-"""A loader as a node of ``torchdata.nodes``."""
+"""A loader as a node of ``torchdata.nodes``; states of ``StatefulDataLoader`` for other ranks."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from energon_stream.errors import StateInUseError
+from energon_stream.errors import StateError, StateInUseError
 from energon_stream.imports import of_extra
-from energon_stream.integrations.batch_puller import is_endless
+from energon_stream.integrations.batch_puller import go_to, is_endless
 
 if TYPE_CHECKING:
     from energon_stream.loader import SavableDataLoader
@@ -73,7 +73,7 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
     def _reset(self, initial_state: Mapping[str, Any] | None) -> None:
         self._ahead = None
         if initial_state is not None:
-            self._go_to(initial_state[_NOW])
+            go_to(self._loader, initial_state[_NOW])
             self._begin = initial_state[_BEGIN]
             self._batches = iter(self._loader)
             for batch in self._batches:
@@ -88,12 +88,8 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
                     hint="iterate it once, or give it epochs with virtual_epoch_length",
                 )
             with self._loader.alone():  # other ranks may have left their loops elsewhere
-                self._go_to(self._begin)
+                go_to(self._loader, self._begin)
         self._batches = iter(self._loader)
-
-    def _go_to(self, state: Mapping[str, Any]) -> None:
-        self._loader.close()
-        self._loader.load_state_dict(state)
 
     def next(self) -> T:
         """Return the next batch. Raises StopIteration if the pass has ended."""
@@ -114,3 +110,36 @@ class LoaderNode(BaseNode, Generic[T]):  # type: ignore[misc]
         """Return the positions of this rank: the present one, and the beginning of the pass."""
         now = self._loader.state_dict() if self._ahead is None else self._ahead[1]
         return {_NOW: now, _BEGIN: self._begin}
+
+
+def deal_sampled(states: Sequence[Any], ranks: int) -> Any:
+    """Return the state of a ``StatefulDataLoader`` with which each of ``ranks`` goes on.
+
+    For loaders whose sampler, such as torch's ``DistributedSampler``, deals rows by number. Let the batch
+    sizes of all ranks together stay the same.
+
+    Args:
+        states: Results of ``state_dict()`` of all ranks, saved after the same step. The first is changed.
+        ranks: Number of ranks that go on.
+
+    Raises:
+        StateError: No states, or of unequal numbers of rows.
+    """
+    counts = {tuple(_sampled(state)) for state in states}
+    if len(counts) != 1 or any(count * len(states) % ranks for count in min(counts)):
+        raise StateError(
+            f"the positions of {len(states)} ranks, {sorted(counts)} rows, cannot be dealt to {ranks}",
+            hint="pass a complete checkpoint, and a number of ranks that divides the rows of a step",
+        )
+    _sampled(states[0], len(states), ranks)
+    return states[0]
+
+
+def _sampled(state: Any, saved: int = 1, ranks: int = 1) -> list[int]:
+    """Return the rows that a rank's sampler gave; scale them to ranks."""
+    found: list[int] = []
+    for name, value in state.items() if isinstance(state, dict) else ():
+        if name == "samples_yielded":
+            state[name] = value * saved // ranks
+        found += [value] if name == "samples_yielded" else _sampled(value, saved, ranks)
+    return found

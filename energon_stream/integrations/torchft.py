@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from itertools import accumulate, count, islice
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
-import msgpack
 import torch
 import torch.distributed as dist
 
-from energon_stream.errors import ConfigError, StateInUseError, StateMismatchError
-
-if TYPE_CHECKING:
-    from energon_stream.loader import SavableDataLoader
+from energon_stream.errors import ConfigError, StateInUseError
+from energon_stream.integrations.batch_puller import go_to
+from energon_stream.integrations.replicas import Position, end_of, side_by_side, understood
+from energon_stream.loader import SavableDataLoader
 
 T = TypeVar("T")
-
-
-class _Position(NamedTuple):
-    step: int = 0  # committed steps, as torchft counts them
-    at: int = 0  # all batches before this one were trained on
-    taken: tuple[int, ...] = ()  # and these after it
-    state: Mapping[str, Any] | None = None  # the state dict of all streams at ``at``; None for the start
 
 
 class ReplicaLoader(Generic[T]):
@@ -61,15 +52,14 @@ class ReplicaLoader(Generic[T]):
         self._open, self._manager, self._device = open_loader, manager, device
         self._dealt = self._group = group_rank, group_size
         self._lock = threading.Lock()  # torchft asks for the state on another thread
-        self._agreed = _Position()
-        self._told: tuple[list[int], _Position] | None = None  # what counts in the last step, and follows it
+        self._agreed = Position()
+        self._told: tuple[list[int], Position] | None = None  # what counts in the last step, and follows it
         self._loader, self._batches = open_loader(*self._group), iter(())
-        self._stands: _Position | None = None  # where the loader stands, if known
+        self._stands: Position | None = None  # where the loader stands, if known
         dataset = self._loader.dataset
         self._streams = dataset.worker_config.num_streams
         lengths = [dataset.len_stream(stream) for stream in range(self._streams)]
-        shortest = min(length or 0 for length in lengths)
-        self._end = None if None in lengths else shortest * self._streams // group_size
+        self._end = end_of(lengths, group_size)
         if dataset.pass_length:
             raise ConfigError("the dataset has virtual epochs", hint="leave out virtual_epoch_length")
         self._is_asked, start_quorum = False, manager.start_quorum
@@ -99,19 +89,17 @@ class ReplicaLoader(Generic[T]):
                 hint="call optimizer.zero_grad(), take one batch, and call optimizer.step(); and restore the "
                 "manager and the loader from one checkpoint",
             )
-        wanted = list(islice((batch for batch in count(agreed.at) if batch not in agreed.taken), groups))
+        wanted = agreed.wanted(groups)
         if self._end is not None and wanted[-1] >= self._end:
             raise StopIteration
-        batch, at = self._read(agreed, wanted, place or 0), wanted[-1] + 1
-        taken = tuple(number for number in agreed.taken if number >= at)
-        self._exchange(_Position(step + 1, at, taken, self._loader.state_dict()), wanted, place)
+        batch = self._read(agreed, wanted, place or 0)
+        own = None if place is None else agreed._replace(step=step).after(wanted, self._loader.state_dict())
+        self._exchange(own, wanted, place or 0)
         return batch
 
-    def _read(self, agreed: _Position, wanted: list[int], place: int) -> T:
+    def _read(self, agreed: Position, wanted: list[int], place: int) -> T:
         """Return one of the wanted batches; the loader then stands after all of them."""
-        (rank, size), groups = self._group, len(wanted)
-        is_dealt = not agreed.taken and self._streams % (groups * size) == 0
-        dealt = (wanted[place] % groups * size + rank, groups * size) if is_dealt else self._group
+        dealt = agreed.dealt(wanted, place, self._group, self._streams)
         if self._stands is not agreed or self._dealt != dealt:
             self._stands = None
             self._loader.close()
@@ -119,57 +107,35 @@ class ReplicaLoader(Generic[T]):
             self._dealt = dealt
             # The groups have agreed, and processes of one may differ in failed steps.
             with self._loader.alone():
-                if agreed.state is None:
-                    self._loader.restore_state_rank(None)
-                else:
-                    self._loader.load_state_dict(agreed.state)
+                go_to(self._loader, agreed.state)
             self._batches = iter(self._loader)
-        numbers = wanted[place : place + 1] if is_dealt else range(agreed.at, wanted[-1] + 1)
+        numbers = range(agreed.at, wanted[-1] + 1) if dealt == self._group else [wanted[place]]
         return {number: next(self._batches) for number in numbers}[wanted[place]]
 
-    def _exchange(self, after: _Position, wanted: list[int], place: int | None) -> None:
+    def _exchange(self, own: Position | None, wanted: list[int], place: int) -> None:
         """Learn which batches count in the step, if it is committed, and where all streams stand then."""
         self._told = self._stands = None
-        own = b"" if place is None else msgpack.packb([wanted[place], *after])
-        sizes = self._summed(
-            torch.tensor([len(own) if number == place else 0 for number in range(len(wanted))])
-        )
-        end = sum(sizes[: (place or 0) + 1])
-        data = bytearray(sum(sizes))
-        if data and sizes[place or 0] == len(own):
-            data[end - len(own) : end] = own
-        content = bytes(self._summed(torch.frombuffer(data, dtype=torch.uint8))) if data else b""
+        message = b"" if own is None else own.told(wanted[place])
+        sizes = self._summed([len(message) * (each == place) for each in range(len(wanted))])
+        content = self._summed(side_by_side(message, sizes, place)) if any(sizes) else []
         if not content:  # nobody's batch counts, or a group is lost
             return
-        ends = accumulate(sizes)
-        told = [
-            msgpack.unpackb(content[end - size : end]) for end, size in zip(ends, sizes, strict=True) if size
-        ]
-        if any(each[1:4] != told[0][1:4] for each in told):
-            raise StateMismatchError(
-                f"the replica groups are at other steps and batches: {[each[1:3] for each in told]}",
-                hint="restore all of them from one checkpoint",
-            )
-        _, step, at, taken, state = told[0]
-        streams = {name: saved for *_, each in told for name, saved in each["streams"].items()}
-        after = _Position(step, at, tuple(taken), {**state, "streams": streams})
-        self._told = [] if len(told) == len(wanted) else [number for number, *_ in told], after
-        self._stands = None if place is None else after
+        counted, after = understood(bytes(content), sizes)
+        self._told = [] if len(counted) == len(wanted) else counted, after
+        self._stands = None if own is None else after
 
-    def _summed(self, tensor: torch.Tensor) -> list[int]:
-        tensor = tensor.to(self._device)
+    def _summed(self, numbers: list[int] | bytearray) -> list[int]:
+        kind = torch.uint8 if isinstance(numbers, bytearray) else torch.int64
+        tensor = torch.tensor(list(numbers), dtype=kind, device=self._device)
         self._manager.allreduce(tensor, reduce_op=dist.ReduceOp.SUM).wait()
         return tensor.tolist() if self._manager.errored() is None else []
 
-    def _settled(self) -> _Position:
+    def _settled(self) -> Position:
         """Return the position after the last committed step."""
         with self._lock:
             if self._told is not None and self._manager.current_step() >= self._told[1].step:
                 (counted, after), self._told = self._told, None
-                if counted:
-                    taken = sorted({*self._agreed.taken, *counted})
-                    after = self._agreed._replace(step=after.step, taken=tuple(taken))
-                self._agreed = after
+                self._agreed = self._agreed.with_some(counted, after.step) if counted else after
             return self._agreed
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,6 +145,6 @@ class ReplicaLoader(Generic[T]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on at the position of a state dict, whichever group saved it."""
         with self._lock:
-            self._agreed = _Position(**{**state_dict, "taken": tuple(state_dict["taken"])})
+            self._agreed = Position(**{**state_dict, "taken": tuple(state_dict["taken"])})
             if self._told is not None and self._told[1].step != self._manager.current_step() + 1:
                 self._told = None  # of a step that this group did not commit

@@ -11,11 +11,13 @@ from torch.utils.data import Dataset
 
 from energon_stream.atomic_files import replacing
 from energon_stream.errors import ConfigError, StateError, StateMismatchError
-from energon_stream.integrations.batch_puller import is_endless
+from energon_stream.integrations.batch_puller import go_to, is_endless
+from energon_stream.integrations.shuffled_rows import ENDLESS, ShuffledRows
+from energon_stream.integrations.torchdata import deal_sampled
 from energon_stream.loader import SavableDataLoader, get_savable_loader
 from energon_stream.pipeline import SavableDataset
 
-_ENDLESS = 2**31  # rows
+__all__ = ["ShuffledRows", "VerlRows", "deal_states"]
 
 
 class VerlRows(Dataset[Any]):
@@ -23,7 +25,8 @@ class VerlRows(Dataset[Any]):
 
     Derive from it, and write :meth:`open`. What that returns decides who chooses the order:
 
-    * **A sequence**: verl's samplers choose rows by number, in training, validation and fine-tuning.
+    * **A sequence**: verl's samplers choose rows by number, in training, validation and fine-tuning. For
+      positions at the end of an epoch, which verl does not restore, use :class:`ShuffledRows`.
     * **A dataset to iterate**, with ``batch_size=None``: its own shuffling, blend and packing decide, and its
       position is in verl's checkpoints. One that ends is the same in each epoch.
 
@@ -56,18 +59,22 @@ class VerlRows(Dataset[Any]):
         self._loader: SavableDataLoader[Any] | None = None
         if not isinstance(opened, SavableDataset):
             self._rows = opened
-            self._length = min(max_samples if max_samples >= 0 else _ENDLESS, len(opened))
-            return
-        self._length = _ENDLESS if is_endless(opened) else opened.len_rank()
-        self._loader = get_savable_loader(opened)
-        self._batches: Iterator[Any] | None = None
-        self._next = 0  # the row that follows
-        if parquet_files is not None or max_samples >= 0:
+            self._length = min(max_samples if max_samples >= 0 else ENDLESS, len(opened))
+        else:
+            self._length = ENDLESS if is_endless(opened) else opened.len_rank()
+            self._loader = get_savable_loader(opened)
+            self._batches: Iterator[Any] | None = None
+            self._next = 0  # the row that follows
+        has_end, config = self._length <= ENDLESS // 2, attributes.get("config") or {}
+        if (parquet_files is not None and not has_end) or (max_samples >= 0 and self._loader is not None):
             hint = "return a sequence from open: open_dataset(...)"
-            raise ConfigError("sft_trainer and max_samples choose rows by number", hint=hint)
-        if self._length == _ENDLESS and files == (attributes.get("config") or {}).get("val_files"):
+            raise ConfigError("sft_trainer and max_samples choose among rows that have an end", hint=hint)
+        if not has_end and files == config.get("val_files"):
             hint = "give data.val_files a name of its own, for which open returns get_val_dataset(...)"
             raise ConfigError("validation on an endless dataset would not end", hint=hint)
+        if not has_end and config.get("shuffle"):
+            hint = "set data.shuffle=False: the order is the dataset's"
+            raise ConfigError("verl would draw an order of rows that have no end", hint=hint)
 
     def open(self, files: Any) -> Any:
         """Return the rows of ``files``: a sequence, or a dataset to iterate. The derived class writes it."""
@@ -96,10 +103,9 @@ class VerlRows(Dataset[Any]):
         self._next = row + 1
         return found
 
-    def _go_to(self, state: dict[str, Any] | None, row: int) -> None:
+    def _go_to(self, state: Any, row: int) -> None:
         assert self._loader is not None
-        self._loader.close()
-        self._loader.restore_state_rank(state)
+        go_to(self._loader, state)
         self._batches, self._next = None, row
 
     def state_dict(self) -> dict[str, Any]:
@@ -131,26 +137,12 @@ def deal_states(checkpoint: str | Path, ranks: int) -> None:
     """
     files = sorted(Path(checkpoint).glob("data_*.pt"), key=lambda path: int(path.stem[5:]))
     states = [torch.load(path, map_location="cpu", weights_only=True) for path in files]
-    counts = {tuple(_count(state)) for state in states}
-    if len(counts) != 1 or any(count * len(files) % ranks for count in min(counts)):
-        raise StateError(
-            f"the positions of {len(files)} ranks, {sorted(counts)} rows, cannot be dealt to {ranks}",
-            where=str(checkpoint),
-            hint="pass a complete checkpoint, and a number of ranks that divides data.train_batch_size",
-        )
-    _count(states[0], len(files), ranks)
+    try:
+        state = deal_sampled(states, ranks)
+    except StateError as error:
+        raise StateError(error.what, where=str(checkpoint), hint=error.hint) from error
     for path in files[ranks:]:
         path.unlink()
     for rank in range(ranks):
         with replacing(Path(checkpoint) / f"data_{rank}.pt") as temporary:
-            torch.save(states[0], temporary)
-
-
-def _count(state: Any, saved: int = 1, ranks: int = 1) -> list[int]:
-    """Return the rows that a rank's sampler gave, by a StatefulDataLoader's state; scale them to ranks."""
-    found: list[int] = []
-    for name, value in state.items() if isinstance(state, dict) else ():
-        if name == "samples_yielded":
-            state[name] = value * saved // ranks
-        found += [value] if name == "samples_yielded" else _count(value, saved, ranks)
-    return found
+            torch.save(state, temporary)

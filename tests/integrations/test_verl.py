@@ -21,7 +21,7 @@ from energon_stream import (  # noqa: E402
     open_dataset,
 )
 from energon_stream.errors import ConfigError, StateError, StateMismatchError  # noqa: E402
-from energon_stream.integrations.verl import VerlRows, deal_states  # noqa: E402
+from energon_stream.integrations.verl import ShuffledRows, VerlRows, deal_states  # noqa: E402
 
 
 def open_train(path, workers=0, **options):
@@ -30,10 +30,12 @@ def open_train(path, workers=0, **options):
 
 
 class Rows(VerlRows):
-    """``files`` is a function that opens the rows."""
+    """``files`` is a function that opens the rows, or what ``of`` opens."""
+
+    of = staticmethod(lambda files: files())
 
     def open(self, files):
-        return files()
+        return self.of(files)
 
 
 def make_loader(opened, batch_size=3, seed=None, **options):
@@ -111,6 +113,40 @@ def test_rows_by_number(data, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_shuffled_rows_go_on_over_the_ends_of_passes(data, workers):
+    """verl restores no position at the end of an epoch, so the passes are one epoch to it."""
+    opened = partial(open_dataset, data / "coco")
+    plain = keys(opened()[:])
+
+    def make():
+        return make_loader(lambda: ShuffledRows(opened(), seed=3), 4, num_workers=workers)
+
+    whole, states, loader = [], [], make()
+    for batch in islice(loader, 30):
+        whole.append(batch)
+        states.append(loader.state_dict())
+    passes = [[key for batch in whole[begin : begin + 10] for key in batch] for begin in (0, 10, 20)]
+    assert [sorted(each) for each in passes] == [sorted(plain)] * 3
+    assert len({tuple(each) for each in (plain, *passes)}) == 4
+    for given in (9, 10, 11, 20):
+        again = make()
+        again.load_state_dict(states[given - 1])
+        assert list(islice(again, 5)) == whole[given : given + 5]
+    rows = ShuffledRows(opened())
+    with pytest.raises(IndexError):
+        rows[len(rows)]
+    for mistake in (
+        {"config": {"val_files": opened}},
+        {"config": {"shuffle": True}},
+        {"parquet_files": opened},
+    ):
+        with pytest.raises(ConfigError, match="end"):
+            Rows(**{"data_files": opened, **mistake}, of=lambda files: ShuffledRows(files()))
+    with pytest.raises(StateMismatchError, match="a state of"):
+        Rows(lambda: ShuffledRows(opened()[:39])).load_state_dict(Rows(lambda: rows).state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_fine_tuning_goes_on_with_other_ranks(data, tmp_path, workers):
     """As SFTTrainer makes its loaders: the steps have the rows of an undisturbed run on one rank."""
 
@@ -144,12 +180,12 @@ def test_fine_tuning_goes_on_with_other_ranks(data, tmp_path, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--mapped", "--batch-size", 1)])
+@pytest.mark.parametrize("options", [(), ("--mapped",)])
 def test_the_example_goes_on_after_ten_kills_in_verls_own_trainer(run, data, tmp_path, options):
     pytest.importorskip("verl", reason="no verl (`make frameworks` has it)")
     example = Example(run, "verl_rows.py", "--checkpoint", data / "coco", tmp_path)
     run.preload = ()
-    # By number, all steps are of one epoch: at its end verl restores no position, and begins as at first.
-    # Kills are in the pause: verl writes the name of the newest checkpoint in place, and a kill can empty it.
+    # By number, a pass over the rows has ten steps.
     whole = example.whole(40, *options)
+    # Kills are in the pause: verl writes the name of the newest checkpoint in place, and a kill can empty it.
     example.check_kills(whole, (1,) * 11, *options, "--step-seconds", 0.3)

@@ -65,7 +65,7 @@ def joined_one(number):
 
 
 def go_on(rank, world, folder, ends, begin, steps):
-    """Go on at a batch of the job, in steps that all ranks make together, to a step or over two ends of passes."""
+    """Go on at a batch of the job, in steps of all ranks together, to another batch or over two passes."""
     loader = open_loader(ends, rank, world, workers=rank % 2)
     loader.restore_state_global(torch.load(folder / str(begin)) if begin else None)
     passes = [[], []]
@@ -124,7 +124,9 @@ def refused(rank, world, folder):
         for _ in zip(range(5), loader, strict=False):
             pass
         states = loader.save_state_global()
-        return torch.save(states, folder / "states") if rank == 0 else None
+        if rank == 0:
+            torch.save(states, folder / "states")
+        return
     with pytest.raises(ConfigError, match="stateless"):
         loader.restore_state_global(torch.load(folder / "states"))
 
