@@ -199,7 +199,10 @@ def world_sizes(num_streams: int) -> list[int]:
 
 def use_sizes(sizes: Sequence[int]) -> str:
     """Return the hint for a number of ranks that does not divide the streams."""
-    return f"possible are {sizes} ranks, with any num_workers; or start without a state"
+    return (
+        f"possible are {sizes} ranks, with any num_workers; or start without a state, with {STREAMS_VARIABLE}=auto for "
+        "a number of streams that many numbers of ranks divide"
+    )
 
 
 def _topology_hint(saved: Mapping[str, int], mine: Mapping[str, int]) -> str:

@@ -5,6 +5,7 @@ The expected batches are those of an undisturbed run on one rank that names the 
 
 import pickle
 import random
+import re
 from itertools import islice
 
 import pytest
@@ -210,6 +211,21 @@ def test_ranks_that_do_not_divide_the_streams(texts):
     with pytest.raises(StateMismatchError, match=r"restore_state_global; .* ranks are possible"):
         opened(texts, configured(0, 4)).restore_state_rank(states[0])
     opened(texts, configured(0, 4)).restore_state_global(states)  # the remedy
+
+
+def test_the_cure_that_the_refusal_names_lets_other_ranks_go_on(texts, monkeypatch):
+    states = go_on(lambda rank: opened(texts, configured(rank, 2, 4)), 2, None, 0, 4)[1]
+    with pytest.raises(StateMismatchError) as refused:
+        opened(texts, configured(0, 3)).restore_state_global(states)
+    name, value = re.search(r"(ENERGON_STREAM_\w+)=(\w+)", str(refused.value)).groups()
+    monkeypatch.setenv(name, value)
+    states = go_on(lambda rank: opened(texts, configured(rank, 2, 4)), 2, None, 0, 4)[1]
+    whole = taken(opened(texts, configured(0, 1)), 14)[8:]
+    ranks = [opened(texts, configured(rank, 3)) for rank in range(3)]
+    for loader in ranks:
+        loader.restore_state_global(states)
+    found = [taken(loader, 2) for loader in ranks]
+    assert [found[at % 3][at // 3] for at in range(6)] == whole
 
 
 def test_packs_that_were_planned_for_a_number_need_it(texts, monkeypatch):
