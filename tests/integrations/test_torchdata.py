@@ -2,17 +2,34 @@
 any state.
 """
 
+import json
+import random
+import time
 from itertools import islice
+from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler
 
 nodes = pytest.importorskip("torchdata.nodes", reason="no torchdata (the extra 'torchdata')")
 
+from forked_ranks import Job  # noqa: E402
 from framework_examples import TEN_KILLS, Example  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-from energon_stream import ReadOptions, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset  # noqa: E402
+from energon_stream import (  # noqa: E402
+    ReadOptions,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    get_val_dataset,
+    open_dataset,
+)
+from energon_stream.atomic_files import replacing  # noqa: E402
 from energon_stream.errors import StateInUseError, StateMismatchError  # noqa: E402
-from energon_stream.integrations.torchdata import LoaderNode  # noqa: E402
+from energon_stream.integrations.torchdata import LoaderNode, deal_sampled  # noqa: E402
 
 
 def make_loader(data, workers=0, *, kind="virtual epochs", rank=0, world_size=1, length=5):
@@ -187,3 +204,69 @@ def test_the_example_goes_on_after_kills_with_other_ranks(run, data, tmp_path):
 def test_ten_kills_with_resizes(run, data, tmp_path):
     example = Example(run, "torchdata_nodes.py", "--checkpoint", data / "coco", tmp_path)
     example.check_kills(example.whole(40), TEN_KILLS)
+
+
+ROWS_OF_A_STEP = 6
+
+
+def fine_tune(record, steps, folder):
+    """Train on rows by number with StatefulDataLoader, over the ends of epochs; save after each step."""
+    dist.init_process_group("gloo")
+    rank, ranks, folder = dist.get_rank(), dist.get_world_size(), Path(folder)
+    rows = open_dataset(folder.parent / "data" / "coco")
+    sampler = DistributedSampler(rows, ranks, rank, shuffle=True, drop_last=True)
+    size, collate = ROWS_OF_A_STEP // ranks, {"collate_fn": keys_of, "drop_last": True}
+    loader = StatefulDataLoader(rows, size, sampler=sampler, **collate)
+    saved = sorted(folder.glob("step*/complete"))
+    step = int(saved[-1].read_text()) if saved else 0
+    if step % len(loader):  # else an epoch begins
+        files = sorted(saved[-1].parent.glob("rank*"))
+        loader.load_state_dict(deal_sampled([torch.load(path) for path in files], ranks))
+    while step < steps:
+        sampler.set_epoch(step // len(loader))
+        for keys in loader:
+            dist.all_reduce(torch.zeros(1))
+            step += 1
+            with open(f"{record}.{rank}", "a") as file:
+                file.write(json.dumps([step, *keys]) + "\n")
+            here = folder / f"step{step:04d}"
+            here.mkdir(parents=True, exist_ok=True)
+            torch.save(loader.state_dict(), here / f"rank{rank}")
+            dist.barrier()
+            if rank == 0:
+                for path in here.glob("rank*"):  # of a run with more ranks that was killed in this step
+                    if int(path.name[4:]) >= ranks:
+                        path.unlink()
+                with replacing(here / "complete") as temporary:
+                    temporary.write_text(str(step))
+            time.sleep(0.02)
+            if step == steps:
+                break
+    dist.destroy_process_group()
+
+
+def keys_of(rows):
+    return [row.__key__ for row in rows]
+
+
+@pytest.mark.slow
+def test_ten_kills_of_a_stateful_loader_with_resizes(data, tmp_path):
+    (tmp_path / "data").symlink_to(data)
+    draw = random.Random(7)
+    job = Job(fine_tune, lambda record, steps, name: (record, steps, tmp_path / name), tmp_path)
+
+    def rows(found):
+        """The rows of complete steps; a killed run lacks some of the last."""
+        steps = {step: sorted(key for batch in batches for key in batch) for step, batches in found.items()}
+        return {step: found for step, found in steps.items() if len(found) == ROWS_OF_A_STEP}
+
+    whole = rows(job(1, 45, name="whole"))
+    assert sorted(whole) == list(range(1, 46))  # of six in an epoch
+    assert len({tuple(found) for found in whole.values()}) == 45
+    seen, step = {}, 0
+    for kill in range(11):
+        step += draw.randint(2, 4)
+        found = rows(job(draw.choice([1, 2, 3, 6]), 45, kill_in=step if kill < 10 else None))
+        assert found == {step: whole[step] for step in found}
+        seen |= found
+    assert seen == whole
