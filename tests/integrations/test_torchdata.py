@@ -238,7 +238,7 @@ def fine_tune(record, steps, folder):
                     if int(path.name[4:]) >= ranks:
                         path.unlink()
                 with replacing(here / "complete") as temporary:
-                    temporary.write_text(str(step))
+                    Path(temporary).write_text(str(step))
             time.sleep(0.02)
             if step == steps:
                 break
