@@ -219,8 +219,8 @@ def test_the_cure_that_the_refusal_names_lets_other_ranks_go_on(texts, monkeypat
         opened(texts, configured(0, 3)).restore_state_global(states)
     name, value = re.search(r"(ENERGON_STREAM_\w+)=(\w+)", str(refused.value)).groups()
     monkeypatch.setenv(name, value)
-    states = go_on(lambda rank: opened(texts, configured(rank, 2, 4)), 2, None, 0, 4)[1]
-    whole = taken(opened(texts, configured(0, 1)), 14)[8:]
+    states = go_on(lambda rank: opened(texts, configured(rank, 2, 4)), 2, None, 0, 6)[1]
+    whole = taken(opened(texts, configured(0, 1)), 12)[6:]
     ranks = [opened(texts, configured(rank, 3)) for rank in range(3)]
     for loader in ranks:
         loader.restore_state_global(states)
