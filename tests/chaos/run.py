@@ -304,7 +304,7 @@ class Chaos:
             time.sleep(0.2)
         found = {
             "processes": len(left),
-            "shared memory": len(set(os.listdir("/dev/shm")) - shared),
+            "shared memory": len(forsaken(set(os.listdir("/dev/shm")) - shared)),
             "temporary files": sum(1 for _ in (self.root / "tmp").rglob("*")),
             "descriptors of ranks": self.counts.pop("files left open", 0),
             "threads of ranks": self.counts.pop("threads left", 0),
@@ -375,6 +375,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--hold", type=float, default=8.0, help="seconds that objects stay replaced, unless all ranks notice")
     add("--keep", action="store_true", help="keep the folder")
     return parser.parse_args(arguments)
+
+
+def forsaken(names: set[str]) -> list[str]:
+    """Return the files of shared memory that are still there, and that no process has open or mapped.
+
+    Others belong to programs that run beside this one, such as a browser of another test.
+    """
+    held = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            held.update(line.rpartition("/dev/shm/")[2] for line in (entry / "maps").read_text().splitlines())
+        with suppress(OSError):
+            held.update(os.path.basename(os.readlink(link)) for link in (entry / "fd").iterdir())
+    return [name for name in sorted(names - held) if os.path.exists(f"/dev/shm/{name}")]
 
 
 def main(arguments: list[str] | None = None) -> int:
