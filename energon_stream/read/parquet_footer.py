@@ -4,8 +4,8 @@ they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from energon_stream.errors import LimitError, MetadataError, RangeError
 from energon_stream.imports import LazyModule
@@ -15,12 +15,16 @@ from energon_stream.limits import Limits
 from energon_stream.storage import ByteRange, Store
 
 pa: Any = LazyModule("pyarrow", "parquet")
+pc: Any = LazyModule("pyarrow.compute", "parquet")
 pq: Any = LazyModule("pyarrow.parquet", "parquet")
 
 _TAIL_BYTES = 64 << 10  # the end of a file, which has most footers whole
 _SIGNATURE_BYTES = 28
 _MOST_PAGES = 100_000  # of a column chunk; to look at more would take seconds
 _MOST_LEVELS = 8  # of structures in the header of a page, which has three
+_BY_DICTIONARY = {2, 8}  # encodings
+_WITH_OWN_BYTES = {0, 5, 6, 9}  # encodings by which each value has bytes in its page
+_PAGE_KINDS = {0: 5, 2: 7, 3: 8}  # data, dictionary, data of version 2: the field with more about such a page
 _MOST_FIELDS = 64  # of such a structure, which has a dozen
 _HEADER_BYTES = 4 << 10, 64 << 10, 1 << 20, 16 << 20  # that a header may have: pyarrow reads no longer ones
 _DAMAGED = "the file is cut off or damaged; write it again"
@@ -70,16 +74,23 @@ def _encrypted(url: str) -> MetadataError:
     return MetadataError("the Parquet file is encrypted", where=url, hint=hint)
 
 
-def largest_page(read: Callable[[int, int], memoryview], start: int, stop: int) -> int:
-    """Return the bytes of the largest page of a column chunk when it is unpacked.
+class Page(NamedTuple):
+    """A page of a column chunk."""
 
-    The footer may lie about them, and the pages' own headers cannot, since pyarrow unpacks by them. ``read``
-    returns bytes from one to another. Raises ValueError for what is no page.
+    size: int  # bytes when it is unpacked
+    encoding: int  # of its values, by Parquet's number; -1 if it is not known
+    is_dictionary: bool
+
+
+def pages(read: Callable[[int, int], memoryview], start: int, stop: int) -> Iterator[Page]:
+    """Iterate over the pages of a column chunk, by their headers.
+
+    The footer may lie about them, and the headers cannot, since pyarrow unpacks by them. ``read`` returns
+    bytes from one to another. Raises ValueError for what is no page.
     """
-    most = 0
     for _ in range(_MOST_PAGES):
         if start >= stop:
-            return most
+            return
         for length in _HEADER_BYTES:
             try:
                 header, at = _structure(read(start, min(start + length, stop)), 0, 0)
@@ -89,12 +100,44 @@ def largest_page(read: Callable[[int, int], memoryview], start: int, stop: int) 
         else:
             raise ValueError("the header of a page is cut off")
         if not header:  # zeros fill up; pyarrow reads no page there
-            return most
-        unpacked, packed = header.get(2, -1), header.get(3, -1)
-        if min(unpacked, packed) < 0:
+            return
+        kind, unpacked, packed = (header.get(number, -1) for number in (1, 2, 3))
+        if not all(type(size) is int and size >= 0 for size in (unpacked, packed)):
             raise ValueError("a page has no size")
-        most, start = max(most, unpacked), start + at + packed
+        values = header.get(_PAGE_KINDS[kind]) if kind in (0, 2, 3) else None
+        encoding = values.get(4 if kind == 3 else 2) if isinstance(values, dict) else None
+        yield Page(unpacked, encoding if isinstance(encoding, int) else -1, kind == 2)
+        start += at + packed
     raise ValueError(f"a column chunk has more than {_MOST_PAGES:,} pages")
+
+
+def row_bytes(
+    footer: Any, group: int, numbers: Sequence[int], chunks: Sequence[list[Page]], source: Any
+) -> int:
+    """Return bytes that a row may take, without those that the pages have: a value may repeat another one.
+
+    A value of a dictionary takes what the longest one takes. One with a prefix of the value before it takes
+    its page at most, as does any other that is not known to have its own bytes.
+    """
+    row, repeated = 0, []
+    for number, found in zip(numbers, chunks, strict=True):
+        column = footer.schema.column(number)
+        row += 16 + max(0, column.length or 0)
+        if column.physical_type != "BYTE_ARRAY":
+            continue
+        data = [page.encoding for page in found if not page.is_dictionary]
+        if _WITH_OWN_BYTES.issuperset(data):
+            continue
+        begins = data[0] in _BY_DICTIONARY and "." not in column.path  # then pyarrow gives the dictionary
+        if begins and (_BY_DICTIONARY | _WITH_OWN_BYTES).issuperset(data):
+            repeated.append(column.path)
+        else:
+            row += max(page.size for page in found)
+    if repeated:
+        file = pq.ParquetFile(source, metadata=footer, pre_buffer=False, read_dictionary=repeated)
+        batch = next(file.iter_batches(1, row_groups=[group], columns=repeated, use_threads=False))
+        row += sum(pc.max(pc.binary_length(column.dictionary)).as_py() or 0 for column in batch.columns)
+    return row
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
@@ -109,12 +152,12 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
             raise ValueError("a number in the header of a page is too long")
 
 
-def _structure(data: memoryview, at: int, level: int) -> tuple[dict[int, int], int]:
-    """Return the integers of 32 bits of a structure of Thrift's compact protocol by number, and its end.
+def _structure(data: memoryview, at: int, level: int) -> tuple[dict[int, Any], int]:
+    """Return integers of 32 bits and structures of a structure of Thrift's compact protocol, and its end.
 
     As Thrift, it takes the last field of a number of 16 bits, and none of another type.
     """
-    found, number = dict[int, int](), 0
+    found, number = dict[int, Any](), 0
     for _ in range(_MOST_FIELDS):
         kind, step, at = data[at] & 15, data[at] >> 4, at + 1
         if not kind:
@@ -131,7 +174,7 @@ def _structure(data: memoryview, at: int, level: int) -> tuple[dict[int, int], i
             value, at = _varint(data, at)
             at += value
         elif kind == 12 and level < _MOST_LEVELS:
-            at = _structure(data, at, level + 1)[1]
+            found[number & 0xFFFF], at = _structure(data, at, level + 1)
         elif kind in (3, 7):  # a byte, a float
             at += 1 if kind == 3 else 8
         elif kind > 2:  # 1 and 2 are booleans, which have no bytes

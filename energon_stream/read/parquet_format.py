@@ -27,7 +27,7 @@ from energon_stream.index.entries import Load
 from energon_stream.index.file_format import FileFormat, FilePlace, OpenedFile
 from energon_stream.index.objects import ShardObject, VersionGuard
 from energon_stream.read.locator import Cut, Locator, RawSample
-from energon_stream.read.parquet_footer import CHANGED, largest_page, parse_footer, read_footer
+from energon_stream.read.parquet_footer import CHANGED, pages, parse_footer, read_footer, row_bytes
 from energon_stream.samples import METADATA_FIELDS
 from energon_stream.storage import Body, ByteRange, Fetcher, Store, shared_fetcher
 from energon_stream.tables.reading import table_errors
@@ -372,9 +372,9 @@ class ParquetLocator(Locator):
         url, batches, held, rows = self.index.place(number).url, [], 0, self.index.shard_counts[group]
         with table_errors(url):
             bytes_of = _Pieces(pieces, self.index.opened[number].size or 0)
-            # A value is in one page: no row of plain columns takes more than the largest page of each.
-            row = sum(largest_page(bytes_of.between, *chunk) for chunk in self.place(group).chunks)
-            row += sum(max(0, footer.metadata.schema.column(chunk).length or 0) for chunk in footer.chunks)
+            chunks = [list(pages(bytes_of.between, *chunk)) for chunk in self.place(group).chunks]
+            _check_bytes(sum(page.size for found in chunks for page in found), own, url, limits)
+            row = row_bytes(footer.metadata, own, footer.chunks, chunks, pa.PythonFile(bytes_of, mode="r"))
             _check_bytes(row, own, url, limits)
             most = max(1, min(_BATCH_ROWS, limits.table_bytes // max(1, 2 * row)))
             source = pa.PythonFile(bytes_of, mode="r")
