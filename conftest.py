@@ -180,7 +180,8 @@ def pytest_configure(config: pytest.Config) -> None:
     a process that has imported what test modules import.
     """
     if config.getoption("numprocesses", None):
-        python = children.interpreter(*filter(_is_there, IMPORTED))
+        everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        python = children.interpreter(*filter(_is_there, IMPORTED), *["import_tests"] * everything)
         config.option.tx = [f"popen//python={python}"] * len(config.option.tx)
 
 
