@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from told import told
 
 from energon_stream import (
     DefaultTaskEncoder,
@@ -154,7 +155,7 @@ def test_the_program_writes_to_the_file_of_its_process(tmp_path):
 def test_without_a_path_lines_are_log_messages(caplog, capsys):
     caplog.set_level("INFO", "energon_stream")
     WorkerConfig(0, 1, 0).worker_log({"t": "mine"})
-    assert json.loads(caplog.messages[0]) == {"t": "mine"}
+    assert json.loads(told(caplog)[0]) == {"t": "mine"}
     assert capsys.readouterr().out == ""
 
 

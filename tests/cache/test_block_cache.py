@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from origins import BLOCK, Origin, block_files, counted, disk_bytes
 from repetitions import examples
+from told import told
 
 from energon_stream.cache import BlockCache, CacheSnapshot
 from energon_stream.cache.block_file import MOST_RECORDS
@@ -192,7 +193,7 @@ def test_a_flipped_byte_is_a_miss_and_a_warning(config, caplog, size):
         origin.read(cache, 100, 100 + size)
     assert origin.asked == [(100, 100 + size)] * 2  # and kept again
     assert cache.counters().damaged == 1
-    (warning,) = (record.message for record in caplog.records)
+    (warning,) = told(caplog)
     assert "shard.tar are not those that were written" in warning
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from origins import BLOCK, PATIENCE, Origin
+from told import told
 
 from energon_stream.cache import BlockCache
 
@@ -211,7 +212,7 @@ def test_a_stopped_process_that_holds_the_ledger_does_not_stop_reads(config, tmp
         for origin in origins:
             origin.read(cache)
         assert cache.counters().stored_bytes == 0
-        (warning,) = (record.message for record in caplog.records)
+        (warning,) = told(caplog)
         assert "another process kept a lock" in warning
     finally:
         process.kill()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from told import told
 
 from energon_stream.cache import BlockCache, CacheConfig, CachedStore, CacheSnapshot
 from energon_stream.errors import ObjectChangedError, UnsupportedStoreError
@@ -186,7 +187,7 @@ def test_objects_without_a_version_are_passed_through_with_one_warning(cache, ca
         assert store.get_range("key", ByteRange(0, 10)).data == OBJECT[:10]
     assert answers.requests == 3
     assert cache.counters() == CacheSnapshot()
-    (warning,) = (record.message for record in caplog.records)
+    (warning,) = told(caplog)
     assert "returns no ETag for key" in warning
 
 
@@ -271,7 +272,7 @@ def test_nothing_is_logged_in_a_normal_run(store, caplog):
     with caplog.at_level(logging.WARNING):
         store.get("key")
         store.get("key")
-    assert [record for record in caplog.records if record.name.startswith("energon_stream.cache")] == []
+    assert told(caplog, "energon_stream.cache") == []
 
 
 def test_what_is_in_memory_is_answered_within_the_call(s3_server, store, cache):

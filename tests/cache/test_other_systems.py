@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from origins import BLOCK
+from told import told
 
 from energon_stream.cache import BlockCache, CacheLayer
 from energon_stream.cache.cached_store import CachedStore
@@ -28,7 +29,7 @@ def test_without_locks_everything_is_read_from_the_store(s3_server, tmp_bucket, 
             assert store.get_range("key", ByteRange(0, 10)).data == bytes(10)
             assert not isinstance(store, CachedStore)
     assert s3_server.counters().requests["GET"] == 4
-    (warning,) = (record.message for record in caplog.records)
+    (warning,) = told(caplog)
     assert warning.startswith("the disk cache needs Linux; everything is read from the store")
     assert not os.path.exists(config.directory)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import children
 import pytest
 from origins import BLOCK, Origin, block_files, counted, disk_bytes
+from told import told
 
 from energon_stream.cache import BlockCache, CacheConfig
 from energon_stream.cache.block_file import BlockFile
@@ -30,11 +31,6 @@ def fill(cache, count, **options):
     for origin in origins:
         origin.read(cache)
     return origins
-
-
-def of_the_cache(caplog):
-    """What the cache logged: threads of earlier tests may still log that a store of theirs is gone."""
-    return [record.message for record in caplog.records if record.name.startswith("energon_stream.cache")]
 
 
 def kept(cache, origins):
@@ -91,7 +87,7 @@ def test_datasets_out_of_use_make_room_the_oldest_first(small, caplog):
     assert len(kept(cache, older)) < 3
     assert kept(cache, newer) == [0, 1, 2]
     assert disk_bytes(small) <= counted(cache).bytes <= QUOTA
-    assert of_the_cache(caplog) == []
+    assert told(caplog, "energon_stream.cache") == []
 
 
 def test_datasets_that_another_process_uses_stay(small):
@@ -180,7 +176,7 @@ def test_the_floor_is_left_free(config, caplog):
     cache = BlockCache(replace(config, min_free_bytes="1000TB"))
     fill(cache, 3)
     assert block_files(config) == []
-    (warning,) = of_the_cache(caplog)
+    (warning,) = told(caplog, "energon_stream.cache")
     assert "of its disk are free" in warning
 
 
@@ -263,7 +259,7 @@ def test_a_full_disk_ends_caching_with_one_warning(tmpfs, caplog):
         origin.read(cache)
     hits = [origin for origin in origins if not origin.asked]
     assert 1 <= len(hits) < 4
-    assert len(of_the_cache(caplog)) == 1
+    assert len(told(caplog, "energon_stream.cache")) == 1
 
 
 def test_a_file_size_limit_ends_caching_with_one_warning(tmp_path):
@@ -306,7 +302,7 @@ def test_any_error_in_writing_ends_caching_with_one_warning(cache, caplog, syste
     first.read(cache)
     assert len(first.asked) == 1
     assert cache.counters().stored_bytes == BLOCK
-    assert len(of_the_cache(caplog)) == 1
+    assert len(told(caplog, "energon_stream.cache")) == 1
 
 
 def test_a_disk_that_fails_in_reading_is_a_miss_and_a_warning(cache, origin, caplog, monkeypatch, system):
@@ -321,7 +317,7 @@ def test_a_disk_that_fails_in_reading_is_a_miss_and_a_warning(cache, origin, cap
     system(open=fail)
     origin.read(cache, 0, 10)
     assert cache.missing(origin.identity, 0, 10) == [ByteRange(0, 10)]
-    damaged, full = of_the_cache(caplog)
+    damaged, full = told(caplog, "energon_stream.cache")
     assert "cannot be read (Input/output error)" in damaged
     assert "is not filled: Input/output error" in full
 
@@ -354,5 +350,5 @@ def test_a_read_only_directory_gives_hits(read_only, caplog):
     other.read(cache)
     other.read(cache)
     assert len(other.asked) == 2
-    (warning,) = of_the_cache(caplog)
+    (warning,) = told(caplog, "energon_stream.cache")
     assert "is not filled: Read-only file system" in warning

@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from told import told
 
 from energon_stream import (
     LogSampleDataset,
@@ -195,7 +196,7 @@ def test_log_sample_dataset_writes_lines_of_its_own(tmp_path):
 def test_log_sample_dataset_logs_messages_where_there_is_no_file(caplog):
     caplog.set_level("INFO", "energon_stream")
     list(LogSampleDataset(NumbersDataset(1), "val", get_keys_fn=lambda number: [str(number)]))
-    assert json.loads(caplog.messages[0]) == {
+    assert json.loads(told(caplog)[0]) == {
         "t": "yield_batch",
         "r": 0,
         "w": 0,

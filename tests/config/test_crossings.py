@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
+from told import told
 
 from energon_stream import (
     CaptioningSample,
@@ -222,7 +223,7 @@ def test_samples_of_several_types_are_a_list_with_a_warning(caplog):
         generic_batch([pair, {"caption": "z"}])
         generic_batch([1, 2.0, None])
         generic_batch([{"caption": "y"}, {"caption": None}])
-    assert [record.getMessage() for record in caplog.records] == [
+    assert told(caplog) == [
         "samples of several types (CaptioningSample, dict) make a list and no batch: encode_sample can make one type of "
         "them"
     ]

@@ -545,9 +545,10 @@ def test_a_folder_that_cannot_be_written_is_named(tars, monkeypatch, tmp_path):
 
 def test_progress_is_logged(tars, caplog):
     folder = StoreSpec(str(tars))
-    with caplog.at_level(logging.INFO, "energon_stream.index.kept_index"):
+    ours = "energon_stream.index.kept_index"
+    with caplog.at_level(logging.INFO, ours):
         open_plain(folder, list_tars(folder), split_part="val", log_seconds=0.0)
-    levels = [record.levelname for record in caplog.records]
+    levels = [record.levelname for record in caplog.records if record.name == ours]
     assert levels == ["WARNING", "INFO", "INFO", "INFO"]
     assert "1 of 4 tars, 12 samples" in caplog.text
     assert "4 tars of" in caplog.text

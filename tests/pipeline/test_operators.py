@@ -1,4 +1,5 @@
 import pytest
+from told import told
 
 from energon_stream.errors import ConfigError, FatalSampleError, SkipSample
 from energon_stream.pipeline import (
@@ -213,8 +214,7 @@ def test_a_packer_may_leave_samples_out(caplog):
 
     with caplog.at_level("INFO", "energon_stream"):
         assert list(PackingDataset(numbers(11), 3, full_pairs, tuple)) == [(0, 1), (3, 4), (6, 7), (9, 10)]
-    told = [record.getMessage() for record in caplog.records]
-    assert [text.partition("full_pairs ")[2] for text in told] == [
+    assert [text.partition("full_pairs ")[2] for text in told(caplog)] == [
         "left out 1 of 3 samples; samples in no group are dropped, if not pushed back",
         "left out 3 samples",
     ]

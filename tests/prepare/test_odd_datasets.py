@@ -24,6 +24,7 @@ from odd_datasets import (
     read_with_webdataset,
     samples,
 )
+from told import told
 
 from energon_stream import (
     CrudeSample,
@@ -186,7 +187,7 @@ def test_what_is_read_is_whole_or_said(name, is_prepared, tmp_path, caplog):
     if name == "key_field":  # the part is there, and a crude sample has room for one ``__key__``
         is_as_meant = True
     assert is_as_meant or is_as_others
-    warnings = "\n".join(record.message for record in caplog.records if record.name.startswith(OURS))
+    warnings = "\n".join(told(caplog, *OURS))
     assert re.search(said, warnings) if said else not warnings
     # What neither says, both read alike.
     assert said or is_as_others
@@ -202,7 +203,7 @@ def test_remarks_are_told_again_at_each_start(tmp_path, caplog):
     for _ in range(2):
         caplog.clear()
         read(tmp_path)
-        assert ["without an end mark" in text for text in caplog.messages] == [True]
+        assert ["without an end mark" in text for text in told(caplog)] == [True]
 
 
 @pytest.mark.parametrize("name", ["cut_in_payload", "gzip_as_tar", "unsorted"])

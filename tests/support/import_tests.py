@@ -23,7 +23,5 @@ class _ImportOnly:
 
 
 # Modules that do not import are errors in the processes, which import them again.
-pytest.main(
-    ["--collect-only", "-n", "0", "-p", "no:terminal", "-o", "addopts=", f"--rootdir={ROOT}", str(ROOT / "tests")],
-    plugins=[_ImportOnly()],
-)
+_COMMAND = "--collect-only -n 0 -p no:terminal -o addopts="
+pytest.main([*_COMMAND.split(), f"--rootdir={ROOT}", str(ROOT / "tests")], plugins=[_ImportOnly()])
