@@ -82,8 +82,8 @@ class ProcessServer(LoopbackServer):
         """Stop the server and remove its folder. Stopping twice is fine."""
         self._stack.close()
 
-    def client(self) -> Any:
-        """Return a new botocore client with the right keys; the caller closes it."""
+    def client(self, seconds: float = 60.0) -> Any:
+        """Return a new botocore client with the right keys, and so long to answer; the caller closes it."""
         import botocore.session
         from botocore.config import Config
 
@@ -93,7 +93,7 @@ class ProcessServer(LoopbackServer):
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             region_name="us-east-1",
-            config=Config(retries={"total_max_attempts": 1}, connect_timeout=2, read_timeout=5),
+            config=Config(retries={"total_max_attempts": 1}, connect_timeout=seconds, read_timeout=seconds),
         )
 
     def create_bucket(self, bucket: str) -> None:
@@ -209,7 +209,7 @@ class SeaweedFS(ProcessServer):
         from botocore.exceptions import BotoCoreError, ClientError
 
         # The port is open long before the first object can be stored.
-        with suppress(BotoCoreError, ClientError), closing(self.client()) as client:
+        with suppress(BotoCoreError, ClientError), closing(self.client(5.0)) as client:
             client.create_bucket(Bucket="readiness")
             client.put_object(Bucket="readiness", Key="probe", Body=b"x")
             client.delete_object(Bucket="readiness", Key="probe")

@@ -91,15 +91,17 @@ def test_no_thread_is_left(folder):
 
 
 def test_a_profiler_may_be_closed_in_its_own_thread(monkeypatch):
-    closed = threading.Event()
+    made, closed = threading.Event(), threading.Event()
 
     def close_there(_frame):
+        made.wait()
         profiler.close()
         closed.set()
         return None, None
 
     monkeypatch.setattr(profile, "describe", close_there)
     profiler = Profiler(threading.get_ident())
+    made.set()
     assert closed.wait(300)
     profiler.close()
 
