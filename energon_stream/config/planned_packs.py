@@ -16,12 +16,13 @@ from energon_stream.errors import ConfigError, CostsError
 from energon_stream.index.database import sample_key
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.pipeline.pack_keys import PackPlan
-from energon_stream.read.read_options import LOADING, ReadOptions
+from energon_stream.read.read_options import CHUNK, LOADING, ReadOptions
 from energon_stream.schedule import PackSpec
 from energon_stream.schedule.pack_planning import Load, pack_lengths, pack_loads
 from energon_stream.schedule.planned import SMALL, Overlong
 from energon_stream.schedule.several_costs import PackKind
 from energon_stream.tables.costs import check_values, costs_of
+from energon_stream.urls import is_local
 
 if TYPE_CHECKING:
     from energon_stream.config.dataset_options import DatasetRequest
@@ -142,6 +143,8 @@ def pack_mixture(
     step = plan.spec.step * each
     window = plan.spec.window * step
     ahead = min(max(2 * window, 1 << 15), max(2 * step, 1 << 17), 6 * window if each < SMALL else 1 << 17)
+    if all(is_local(leaf.index.spec.url) for leaf in mixture.leaves):  # no answer takes long
+        ahead = min(ahead, max(2 * step, 8 * CHUNK))
     limits = mixture.limits.planned(math.ceil(ahead / streams), math.ceil(6 * window / streams / LOADING))
     if given is None or given.first_samples is None:
         limits = replace(limits, first_samples=math.ceil(batch * each))

@@ -83,11 +83,14 @@ class ReaderGroup:
             self.request()
             if not fill(reader):
                 break
+        if self.budget.is_starting or any(each.is_held_back for each in self._open):
+            self.look_again = True
+            return
         # Without freed bytes no other request has room, but index entries may arrive soon.
         # (Each reader is asked, because it may begin to wait for its entries.)
-        waits = self._joins and not all(each.may_plan or each.is_held_back for each in self._open)
+        waits = self._joins and not all(each.may_plan for each in self._open)
         soon = [] if waits else [reader.may_plan_soon() for reader in self._open]
-        if self.budget.is_starting or any(soon):
+        if any(soon):
             self.look_again = True
 
     def wait_for(self, fetch: RangeFetch) -> None:
@@ -341,8 +344,6 @@ class SampleReader:
 
     def may_plan_soon(self) -> bool:
         """Return whether planning may be possible before bytes are freed."""
-        if self.is_held_back:
-            return True
         locating = self._locating
         if not self._has_room or not locating.pending or self._planner.has_enough(locating.is_all):
             return False
