@@ -20,8 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from energon_stream import DefaultTaskEncoder, PlannedPacking, WorkerConfig, get_savable_loader
-from energon_stream import get_train_dataset, stateless
+from energon_stream import (
+    DefaultTaskEncoder,
+    PlannedPacking,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.tools.simulate import forecast
 

@@ -1,12 +1,14 @@
 """How much is planned: each window once a process, not far ahead, and in little time."""
 
+import sys
 import time
 
 import numpy as np
 import pytest
 from packed import Packs, opened, write
 
-from energon_stream import stateless
+from energon_stream import ReadOptions, stateless
+from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.pipeline.stream_runner import StreamRunner
 from energon_stream.schedule import JobPacks, LeafPlan, OrderSpec, PackSpec, RepeatPlan, build_schedule
 
@@ -28,6 +30,12 @@ class Keys(Packs):
     @stateless
     def pack_selected_samples(self, samples):
         return [sample.__key__ for sample in samples]
+
+
+class Sizes(Packs):
+    @stateless
+    def pack_selected_samples(self, samples):
+        return [len(samples)]
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +78,36 @@ def test_planning_takes_microseconds_a_sample(streams, each, long):
     begin = time.process_time()
     window = job.window(0, 0, job.job.begin())
     assert (time.process_time() - begin) / window.count < 20e-6
+
+
+def test_of_local_files_few_windows_are_planned_before_the_first_batch(tmp_path):
+    """A reader gains nothing by looking far ahead where no answer takes long: 8,192 samples of the job."""
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n' * 20_000)
+    prepare_jsonl(str(tmp_path / "texts.jsonl"))
+    load = CountedLoad()
+    options = {"num_streams": 16, "global_batch_size": 64, "window": 8, "read": ReadOptions()}
+    dataset = opened(tmp_path / "texts.jsonl", cost=[10] * 20_000, load=load, encoder=Sizes, **options)
+    load.packs = 0
+    runner = StreamRunner(dataset, range(16))
+    assert runner.step() is not None
+    runner.close()
+    assert load.packs < 8 * 64 * 8  # one window, whose packs are formed in several ways
+
+
+def test_streams_that_wait_for_the_first_ones_samples_are_not_asked_with_each_sample(folder):
+    """The first samples of the first stream go on before others, which 128 streams once asked 128 times."""
+    options = {"num_streams": 128, "read": ReadOptions()}
+    runner = StreamRunner(opened(folder, cost=[30] * 600, encoder=Keys, **options), range(128))
+    assert runner.step() is not None
+    calls = 0
+
+    def count(frame, event, _argument):
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_name == "may_plan_soon"
+
+    sys.setprofile(count)
+    for _ in range(127):
+        runner.step()
+    sys.setprofile(None)
+    runner.close()
+    assert calls < 128
