@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 Overlong = Literal["error", "drop", "split"]
 
 PACKING = 4
-"""Version of the algorithm that forms and deals packs. Raise it when other packs come out: states have it."""
+"""Version of the algorithm that forms and deals packs. Raise it when other packs come out: states have it.
+
+Packs with several costs are one further."""
 _KEPT = 1 << 20  # samples in the windows that a process keeps, for streams that look ahead differently far
 _LEAST_KEPT = 4  # windows that are kept, whatever they have
 _DENSE = (0.99, 0.975)  # shares of what fits that are tried for packs of neighbours
@@ -89,7 +91,7 @@ class PackSpec:
             **{name: getattr(self, name) for name in names},
             "load": self.kinds[0].describe()[2],
             **several,
-            "algorithm": PACKING,  # the first version had no number
+            "algorithm": PACKING + bool(self.more),  # the first version had no number
         }
 
     def loads(self, costs: Int64Array, pack: Int64Array, packs: int) -> Float64Array:

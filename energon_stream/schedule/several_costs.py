@@ -89,7 +89,7 @@ def fill_kinds(
     parts = costs * used[:, None] / rooms
     # At most as many samples fit as fill one cost; as the largest costs of each fill, about.
     most, least = np.cumsum(parts, axis=0).max(axis=1), np.cumsum(parts.max(axis=1))
-    middle = (most + least) / 2
+    middle, high = (most + least) / 2, (most + 3 * least) / 4
     samples, full = np.cumsum(used), float(most[-1])
     tries = [
         (int(np.searchsorted(shares, share, side="right")), packs)
@@ -97,6 +97,7 @@ def fill_kinds(
             (most, 0.98),
             (most, 0.97),
             (middle, 0.98),
+            (high, 0.98),
             *((least, s) for s in _FILLS),
         )
     ]

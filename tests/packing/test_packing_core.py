@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energon_stream.schedule.pack_planning import cut_pieces, deal_packs, pack_lengths, pack_loads
-from energon_stream.schedule.planned import PACKING
+from energon_stream.schedule.planned import PACKING, PackSpec
+from energon_stream.schedule.several_costs import PackKind, fill_kinds
 
 lengths = st.lists(st.integers(1, 50), min_size=1, max_size=120).map(lambda v: np.array(v, dtype=np.int64))
 
@@ -129,3 +130,13 @@ def test_other_packs_are_another_version_of_the_algorithm():
     loads = pack_loads(lengths, pack, int(pack.max()) + 1, "quadratic")
     dealt = deal_packs(loads[:, None], 16, 4, 5)
     assert (PACKING, zlib.crc32(repr((pack.tolist(), dealt)).encode())) == (4, 4003129978)
+
+
+def test_other_packs_with_several_costs_are_another_version():
+    """A fiftieth of the samples fill a pack; the others are short in the first cost."""
+    numbers = np.arange(4000)
+    costs = np.stack([np.where(numbers % 50, numbers * 7919 % 350 + 50, 8192), numbers * 104729 % 600], axis=1)
+    count, _, pack = fill_kinds(costs, (8192, 6800), 128, is_last=False)
+    spec = PackSpec(8192, 128, 8, "linear", "error", "text", (PackKind("vision", 6800, "linear"),))
+    made = count, zlib.crc32(repr(pack.tolist()).encode())
+    assert (spec.describe()["algorithm"], *made) == (5, 1989, 3656781549)
