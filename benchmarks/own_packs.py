@@ -73,7 +73,9 @@ def row(kind, each, candidates):
 
 
 def main():
-    print("| set | packs a rank | candidates | mean of steps | worst step | fill |\n|---|--:|--:|--:|--:|--:|")
+    print(
+        "| set | packs a rank | candidates | mean of steps | worst step | fill |\n|---|--:|--:|--:|--:|--:|"
+    )
     for each, candidates in ((1, 0), (1, 400), (2, 0), (4, 0), (8, 0)):
         for kind in KINDS:
             row(kind, each, candidates)

@@ -6,9 +6,9 @@ mean of text and vision, as the mean of steps and the worst one; the time of all
 plan of these packs; the fill, by whichever cost is fuller; the mean of steps after 1 % of skipped samples and
 after 10⁵ steps; and microseconds of CPU time a sample to plan.
 
-``python benchmarks/two_barriers.py run`` (or ``run 4``, for four packs a rank) reads the first three sets with
-64 ranks, one after another in one process, and adds up the raw costs of the samples that each rank's loader
-gives in each step, beside what ``forecast`` says of them.
+``python benchmarks/two_barriers.py run`` (or ``run 4``, for four packs a rank) reads the first three sets
+with 64 ranks, one after another in one process, and adds up the raw costs of the samples that each rank's
+loader gives in each step, beside what ``forecast`` says of them.
 """
 
 from __future__ import annotations

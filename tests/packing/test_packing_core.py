@@ -135,7 +135,9 @@ def test_other_packs_are_another_version_of_the_algorithm():
 def test_other_packs_with_several_costs_are_another_version():
     """A fiftieth of the samples fill a pack; the others are short in the first cost."""
     numbers = np.arange(4000)
-    costs = np.stack([np.where(numbers % 50, numbers * 7919 % 350 + 50, 8192), numbers * 104729 % 600], axis=1)
+    costs = np.stack(
+        [np.where(numbers % 50, numbers * 7919 % 350 + 50, 8192), numbers * 104729 % 600], axis=1
+    )
     count, _, pack = fill_kinds(costs, (8192, 6800), 128, is_last=False)
     spec = PackSpec(8192, 128, 8, "linear", "error", "text", (PackKind("vision", 6800, "linear"),))
     made = count, zlib.crc32(repr(pack.tolist()).encode())
