@@ -130,10 +130,10 @@ class Mixture:
         if isinstance(plan, BlendPlan):
             even = self.unit is not None or (draws or self.items[0].draws) == "even"
             plan = replace(plan, per_batch=self.per_batch, even=even, unit=self.unit)
-        if self.packing is not None and isinstance(plan, BlendPlan) and (plan.changes or plan.even):
+        if self.packing is not None and isinstance(plan, BlendPlan) and plan.changes:
             raise ConfigError(
-                "planned packing mixes with one weight for each dataset, and without even draws",
-                hint="leave out packing=, or give no steps in weight: and leave out draws and weight_unit",
+                "planned packing mixes with one weight for each dataset",
+                hint="leave out packing=, or give no steps in weight:",
             )
         dataset = self._dataset(plan)
         dataset.require_samples_in_every_stream()

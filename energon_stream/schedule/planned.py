@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 Overlong = Literal["error", "drop", "split"]
 
 PACKING = 4
-"""Version of the algorithm that forms and deals packs. Raise it when other packs come out: states have it.
-
-Packs with several costs are one further."""
+"""Version of the plan, one more for several costs. Raise it when other packs come out: states have it."""
 _KEPT = 1 << 20  # samples in the windows that a process keeps, for streams that look ahead differently far
 _LEAST_KEPT = 4  # windows that are kept, whatever they have
 _DENSE = (0.99, 0.975)  # shares of what fits that are tried for packs of neighbours

@@ -94,3 +94,41 @@ def test_a_view_with_packs_resumes_on_any_ranks_and_no_other_view_does(folder):
     other = get_savable_loader(opened(folder, view={"where": "clip > 0.4", "share": 0.8}))
     with pytest.raises(StateMismatchError):
         other.restore_state_global(state, on_change="continue")
+
+
+BLEND = """__module__: megatron.energon
+__class__: MetadatasetV2
+splits:
+  train:
+    blend:
+      - {path: a, weight: 2}
+      - {path: b, weight: 1}
+"""
+
+
+@pytest.mark.parametrize("options", [{"draws": "even"}, {"weight_unit": "tokens"}], ids=["even", "tokens"])
+def test_each_window_has_its_shares_of_even_draws_and_of_tokens(tmp_path, options):
+    """After each window of 32 packs, sources of other lengths are within a sample of their shares."""
+    for number, name in enumerate("ab"):
+        draw = np.random.default_rng(number).lognormal(2.5 + number, 1.1, 120)
+        lengths = np.clip(draw, 2, 90).astype(int) // 2 * 2 + number  # those of b are odd
+        compute_costs(write(tmp_path / name, lengths), "tokens", tokens)
+    (tmp_path / "mix.yaml").write_text(BLEND)
+    read = {"overlong": "error", "view": options}
+    loader = get_savable_loader(opened(tmp_path / "mix.yaml", **read))
+    packs, state, batches = [], None, iter(loader)
+    for number in range(160):
+        if number == 96:
+            state = loader.save_state_rank()
+        packs.append(next(batches)[0])
+    counted, longest = np.zeros(2), 1 if "draws" in options else 91
+    for number, pack in enumerate(packs, 1):
+        for _, _, length in pack:
+            counted[length % 2] += 1 if "draws" in options else length
+        if number % 32 == 0:
+            assert abs(counted[0] - 2 * counted[1]) / 3 <= longest
+    ranks = [get_savable_loader(opened(tmp_path / "mix.yaml", rank, 4, **read)) for rank in range(4)]
+    for rank in ranks:
+        rank.restore_state_global([state])
+    resumed = [iter(rank) for rank in ranks]
+    assert [next(rank)[0] for _ in range(8) for rank in resumed] == packs[96:128]
