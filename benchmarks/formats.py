@@ -1,12 +1,16 @@
 """Parquet, ``.bin/.idx`` and JSON lines beside tars of the same samples, and beside the readers of others.
 
-    python benchmarks/formats.py [--samples 8000] [--latency 0.05] [--only ours]
+    python benchmarks/formats.py [--samples 8000] [--latency 0.05] [--rounds 3] [--rows Parquet tars]
 
-Each row is a process of its own, that reads one shuffled pass. ``s3`` is the S3 stand-in, which waits for
-``latency`` before each answer; ``requests`` and ``bytes`` are counted there, and ``trips`` is the number of
-requests of the first batch that waited for others before them. ``datasets`` of Hugging Face, with
-``streaming=True``, and Megatron-Core's ``IndexedDataset`` read local files; without them, their rows say so.
-Samples a second count from the first batch on.
+Each row is a process of its own, that reads one shuffled pass, in batches of 16. Rounds are interleaved; a
+row has the medians of its rounds. ``(s3)`` is the S3 stand-in, a process beside it, which waits for
+``latency`` before each answer; ``requests`` and ``MB`` are counted there, and ``trips`` is the number of
+requests of the first batch that waited for others before them. ``first batch s`` has the opening, and no
+imports; samples a second count from the first batch on.
+
+``datasets`` of Hugging Face, with ``streaming=True``, runs where ``--datasets`` names a Python that has it
+and ``s3fs``: ``python -m venv .venv-datasets``, and ``.venv-datasets/bin/pip install datasets s3fs``.
+Megatron-Core's ``IndexedDataset`` reads local files. Without them, their rows say so.
 """
 
 from __future__ import annotations
@@ -17,14 +21,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from energon_stream.testing.s3server import S3Server
+
+Open = Callable[[str, "dict[str, Any] | None"], Iterable[Any]]  # a path and storage options → batches
+
 IMAGE, TOKENS, GROUP = 20_000, 1000, 200
-ORDER = {"batch_size": 16, "shuffle_buffer_size": 1000, "max_samples_per_sequence": 100}
+ORDER: dict[str, Any] = {"batch_size": 16, "shuffle_buffer_size": 1000, "max_samples_per_sequence": 100}
 
 
 def write(folder: Path, count: int) -> None:
@@ -74,7 +84,7 @@ def write(folder: Path, count: int) -> None:
         prepare_dataset(str(folder / name), split_ratio=(1, 0, 0), dataset_yaml=yaml)
 
 
-def ours(path: str, **options: Any) -> Iterable[Any]:
+def ours() -> Open:
     """Batches of this library, without workers."""
     from energon_stream import DefaultTaskEncoder, WorkerConfig, get_train_dataset
 
@@ -84,94 +94,146 @@ def ours(path: str, **options: Any) -> Iterable[Any]:
         def batch(self, samples: list[Any]) -> list[Any]:
             return samples
 
-    config = WorkerConfig(0, 1, 0)
-    return get_train_dataset(
-        path, worker_config=config, task_encoder=Crude(), repeat=False, **ORDER, **options
-    )
+    def opened(path: str, storage_options: dict[str, Any] | None) -> Iterable[Any]:
+        config = WorkerConfig(0, 1, 0)
+        options: dict[str, Any] = {"repeat": False, "storage_options": storage_options, **ORDER}
+        return get_train_dataset(path, worker_config=config, task_encoder=Crude(), **options)
+
+    return opened
 
 
-def hugging_face(path: str) -> Iterable[Any]:
+def hugging_face() -> Open:
     sys.path.pop(0)  # this folder, which has a module of the name
+    import s3fs  # type: ignore[import-untyped]
     from datasets import load_dataset  # type: ignore[import-not-found]
 
-    files = sorted(map(str, Path(path).glob("*.parquet")))
-    rows = load_dataset("parquet", data_files=files, split="train", streaming=True)
-    return rows.shuffle(seed=0, buffer_size=1000).iter(batch_size=16)  # type: ignore[no-any-return]
+    def opened(path: str, storage_options: dict[str, Any] | None) -> Iterable[Any]:
+        given, options = path.rpartition("/")[2], storage_options or {}
+        kind, ending = ("parquet", "parquet") if given == "parquet" else ("json", "jsonl")
+        if storage_options:
+            names = s3fs.S3FileSystem(**options).glob(f"{path}/*.{ending}")
+            files = [f"s3://{name}" for name in names]
+        else:
+            files = list(map(str, Path(path).glob(f"*.{ending}")))
+        rows = load_dataset(
+            kind, data_files=sorted(files), split="train", streaming=True, storage_options=storage_options
+        )
+        return rows.shuffle(seed=0, buffer_size=1000).iter(batch_size=16)  # type: ignore[no-any-return]
+
+    return opened
 
 
-def megatron_core(path: str) -> Iterator[Any]:
+def megatron_core() -> Open:
     from megatron.core.datasets.indexed_dataset import IndexedDataset  # type: ignore[import-not-found]
 
-    found = IndexedDataset(path.removesuffix(".bin"))
-    order = np.random.default_rng(0).permutation(len(found)).tolist()
-    for at in range(0, len(order), 16):
-        yield [found[number] for number in order[at : at + 16]]
+    def opened(path: str, storage_options: dict[str, Any] | None) -> Iterable[Any]:
+        found = IndexedDataset(path.removesuffix(".bin"))
+        order = np.random.default_rng(0).permutation(len(found)).tolist()
+        for at in range(0, len(order), 16):
+            yield [found[number] for number in order[at : at + 16]]
+
+    return opened
 
 
-LOCAL: dict[str, tuple[Callable[..., Iterable[Any]], str]] = {
+ROWS: dict[str, tuple[Callable[[], Open], str]] = {
     "tars": (ours, "tars"),
     "Parquet": (ours, "parquet"),
     "Parquet, datasets": (hugging_face, "parquet"),
     "JSON lines": (ours, "lines"),
+    "JSON lines, datasets": (hugging_face, "lines"),
     "tars of tokens": (ours, "token_tars"),
     ".bin/.idx": (ours, "bin/x.bin"),
     ".bin/.idx, Megatron-Core": (megatron_core, "bin/x.bin"),
 }
 
 
-def read(name: str, folder: str, latency: float) -> dict[str, Any]:
-    """Read one pass in this process; return samples a second, and what the stand-in counted."""
-    from energon_stream.testing.s3server import S3Server
-
-    local = name.removesuffix(" (s3)")
-    make, place = LOCAL[local]
-    if local == name:
-        found = iter(make(f"{folder}/{place}"))
-        next(found)
-        begin = time.perf_counter()
-        count = sum(len(batch) if isinstance(batch, list) else len(batch["txt"]) for batch in found)
-        return {"row": name, "samples/s": round(count / (time.perf_counter() - begin))}
-    with S3Server() as server:
-        server.upload_folder(Path(folder) / place.split("/")[0], "s3://b/" + place.split("/")[0])
-        server.shape(first_byte_latency=latency)
-        server.reset_counters()
-        begin = time.perf_counter()
-        batches = iter(make(f"s3://b/{place}", storage_options=server.storage_options))
-        next(batches)
-        first, waves = time.perf_counter() - begin, 0
-        last = -1.0
-        for at in sorted(entry.time for entry in server.log()):
-            waves, last = (waves + 1, at) if at > last + latency / 2 else (waves, last)
-        count = sum(map(len, batches))
-        seconds, log = time.perf_counter() - begin - first, server.log()
+def read(name: str, path: str, storage_options: dict[str, Any] | None) -> dict[str, float]:
+    """Read one pass in this process; return samples, seconds, and when the first batch was there."""
+    opened = ROWS[name][0]()
+    begin = time.monotonic()
+    batches = iter(opened(path, storage_options))
+    counts = [_samples(next(batches))]
+    first = time.monotonic()
+    counts.extend(map(_samples, batches))
     return {
-        "row": name,
-        "samples/s": round(count / seconds),
-        "first batch s": round(first, 2),
-        "trips": waves,
-        "requests": len(log),
-        "MB": round(sum(entry.bytes for entry in log) / 1e6, 1),
+        "begin": begin,
+        "first": first,
+        "end": time.monotonic(),
+        "rest": sum(counts[1:]),
+        "all": sum(counts),
     }
 
 
+def _samples(batch: Any) -> int:
+    return len(batch) if isinstance(batch, list) else len(batch["txt"])
+
+
+def measure(row: str, folder: str, server: S3Server, given: argparse.Namespace) -> dict[str, Any] | str:
+    """Run a row in a process of its own; return its figures, or why there are none."""
+    name = row.removesuffix(" (s3)")
+    make, place = ROWS[name]
+    options = server.storage_options if name != row else None
+    python = given.datasets if make is hugging_face else sys.executable
+    path = f"s3://b/{place}" if options else f"{folder}/{place}"
+    server.reset_counters()
+    done = subprocess.run(
+        [python, __file__, "--read", name, path, json.dumps(options)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return done.stderr.strip().splitlines()[-1]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["all"] == given.samples, f"{row}: {found['all']} samples"
+    figures = {
+        "samples/s": found["rest"] / (found["end"] - found["first"]),
+        "first batch s": found["first"] - found["begin"],
+    }
+    if options:
+        log = sorted(server.log(), key=lambda entry: entry.time)
+        waves, last = 0, -1.0
+        for entry in log:
+            if entry.time < found["first"] and entry.time > last + given.latency / 2:
+                waves, last = waves + 1, entry.time
+        size = sum(entry.bytes for entry in log) / 1e6
+        figures |= {"trips": waves, "requests": len(log), "MB": size}
+    return figures
+
+
 def main() -> None:
+    from energon_stream.testing.s3server import S3Server
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--samples", type=int, default=8000)
     parser.add_argument("--latency", type=float, default=0.05)
-    parser.add_argument("--read", nargs=2, metavar=("ROW", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="default: all")
+    parser.add_argument("--datasets", default=".venv-datasets/bin/python", help="a Python with datasets")
     given = parser.parse_args()
-    if given.read:
-        print(json.dumps(read(*given.read, given.latency)))
-        return
-    rows = [*LOCAL, *(f"{name} (s3)" for name, (make, _) in LOCAL.items() if make is ours)]
-    with tempfile.TemporaryDirectory() as folder:
+    chosen = {name: make for name, (make, _) in ROWS.items() if name in given.rows}
+    rows = [*chosen, *(f"{name} (s3)" for name, make in chosen.items() if make is not megatron_core)]
+    results: dict[str, list[dict[str, Any]]] = {row: [] for row in rows}
+    with tempfile.TemporaryDirectory() as folder, S3Server() as server:
         write(Path(folder), given.samples)
-        for name in rows:
-            command = [sys.executable, __file__, "--latency", str(given.latency), "--read", name, folder]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            lines = (done.stdout if not done.returncode else done.stderr).strip().splitlines()
-            print(lines[-1] if not done.returncode else f"{name}: {lines[-1]}", flush=True)
+        for place in {ROWS[name][1].split("/")[0] for name in chosen}:
+            server.upload_folder(Path(folder) / place, f"s3://b/{place}")
+        server.shape(first_byte_latency=given.latency)
+        for _ in range(given.rounds):
+            for row in rows:
+                found = measure(row, folder, server, given)
+                if isinstance(found, str):
+                    print(f"{row}: {found}", flush=True)
+                else:
+                    results[row].append(found)
+    for row, rounds in results.items():
+        if rounds:
+            medians = {key: round(median(each[key] for each in rounds), 2) for key in rounds[0]}
+            print(json.dumps({"row": row, **medians}))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--read"]:
+        print(json.dumps(read(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))))
+    else:
+        main()

@@ -198,14 +198,27 @@ class WorkerConfig(AssignableUntilHeld, metaclass=KeepsActiveConfig):
         return self._stream() // self.world_size
 
     @property
-    def active_worker_sample_index(self) -> int:
+    def stream_sample_index(self) -> int:
         """Counter of the current hook's calls in the current stream."""
         return 0 if here.active is None else here.active.sample_index
 
     @property
-    def active_worker_batch_index(self) -> int:
+    def stream_batch_index(self) -> int:
         """Counter of the batches of the current stream."""
         return 0 if here.active is None else here.active.batch_index or 0
+
+    @property
+    def active_worker_sample_index(self) -> int:
+        """The same as ``stream_sample_index``; in 7.4.1's way, among the calls on the rank."""
+        return self._of_rank(self.stream_sample_index)
+
+    @property
+    def active_worker_batch_index(self) -> int:
+        """The same as ``stream_batch_index``; in 7.4.1's way, among the batches of the rank."""
+        return self._of_rank(self.stream_batch_index)
+
+    def _of_rank(self, count: int) -> int:
+        return count if self.conventions == "own" else count * len(self.streams) + self.rank_worker_id()
 
     def activate(self, stream: int, sample_index: int = 0, batch_index: int | None = None) -> ActiveCall:
         """Make this configuration visible to hooks for the length of a ``with`` block."""

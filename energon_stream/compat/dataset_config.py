@@ -14,17 +14,22 @@ from energon_stream import config
 from energon_stream.arguments import DATASET_CONFIG, names_checked
 from energon_stream.compat import dataset_classes as factories
 from energon_stream.compat.epath import EPath
+from energon_stream.compat.metadataset_nodes import read_splits
 from energon_stream.config.dataset_options import SharedOptions
+from energon_stream.config.interface import Metadataset
+from energon_stream.config.metadataset_files import MetadatasetFiles
 from energon_stream.config.named_code import import_class, is_own_module, read_class
 from energon_stream.config.sample_types import resolve_sample_type
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index import yaml_io
 from energon_stream.index.file_format import find_format
 from energon_stream.index.info_files import META_FOLDER
+from energon_stream.limits import Limits
 from energon_stream.pipeline import SavableDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.printable import nearest
 from energon_stream.schedule.plan import leaves
+from energon_stream.urls import join_url, parent_url
 from energon_stream.worker import WorkerConfig
 
 
@@ -191,12 +196,17 @@ _get_val_datasets = _demanding(unwrap(config.get_val_datasets), "worker_config")
 class ValidationSource:
     """The reference of a dataset, whose length is its number of samples."""
 
+    training = False
+
     def __init__(self, dataset: SavableDataset[Any], reference: Any) -> None:
-        self.reference, self.path, ((_, self._reader),) = (
-            reference,
-            EPath(reference.path),
-            find_readers(dataset),
-        )
+        self.reference = reference
+        self.paths = [EPath(leaf.path) for leaf in reference.leaves]
+        self.path = self.paths[0]
+        ((_, self._reader),) = find_readers(dataset)
+
+    @property
+    def worker_config(self) -> WorkerConfig:
+        return self._reader.worker_config
 
     def __len__(self) -> int:
         return sum(leaf.num_samples for leaf in leaves(self._reader.plan))
@@ -209,3 +219,24 @@ class ValidationSource:
 def get_val_datasets(*args: Any, **options: Any) -> Any:
     """Call the library's function; its references have a length."""
     return [(pair[0], ValidationSource(*pair)) for pair in _get_val_datasets(*args, **options)]
+
+
+@wraps(config.load_dataset)
+def load_dataset(path: Any, **options: Any) -> Any:
+    """Call the library's function; paths are ``EPath``, and the splits of a metadataset nodes."""
+    loader = config.load_dataset(path, **options)
+    if isinstance(loader, Metadataset):
+        files = MetadatasetFiles(
+            loader.storage_options,
+            loader.transport,
+            limits=loader.limits or Limits.from_environment(),
+            allow_urls=loader.allow_urls,
+        )
+        path: Any = loader.path
+        document = files.document(path)
+        loader.splits = read_splits(
+            document.content, lambda name: EPath(join_url(parent_url(document.where), name))
+        )
+    if not isinstance(loader.path, Mapping):
+        loader.path = EPath(loader.path)
+    return loader

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import repeat
 from typing import Any, Literal, get_args
 
@@ -93,6 +93,7 @@ class MetadatasetDocument:
     where: str  # URL of the file
     version: Literal[1, 2]
     splits: Mapping[str, Reference]
+    content: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the file, as it is written
 
     def split(self, name: str) -> Reference:
         """Return the tree of a split. Raises ConfigError if the split does not exist."""
@@ -130,7 +131,7 @@ def parse_metadataset(
     version = _version(splits, at) if name is None else _VERSIONS[name]
     parse = parser.reference if version == 2 else parser.v1_split
     trees = {split: parse(value, f"{at}.{split}", split) for split, value in splits.items()}
-    return MetadatasetDocument(where, version, trees)
+    return MetadatasetDocument(where, version, trees, document)
 
 
 def _version(splits: Mapping[str, Any], at: str) -> Literal[1, 2]:

@@ -232,7 +232,7 @@ class _IterMapNode(WrapperNode):
             self._of_keys += 1
             key: RestoreKey = (IterMapDataset.kind, self._returned - 1)
             if self._dataset.stateless:
-                batch = self._dataset.worker_config.active_worker_batch_index
+                batch = self._dataset.worker_config.stream_batch_index
                 key = (*key, tuple(self._keys), self._of_keys - 1, batch)
             return Item(value, key)
         self._begin()

@@ -229,7 +229,7 @@ class IterableNode:
         if self._error is not None:
             raise self._error
         try:
-            self._calls.add(self._context.config.active_worker_batch_index)
+            self._calls.add(self._context.config.stream_batch_index)
             seed_in_step(derive_key(self._key, self._pass, self._count) % 2**32)
             for value in self._iterator:
                 return self._item(value)

@@ -273,7 +273,7 @@ class _PackingNode(PackNode):
             try:
                 returned = dataset.pre_packer(stream if is_stream else [item.value for item in taken])
                 config = dataset.worker_config
-                call = config.active_worker_sample_index, config.active_worker_batch_index
+                call = config.stream_sample_index, config.stream_batch_index
                 may_make = config.conventions == "energon" and not is_stream
                 selected = resolve(taken, returned, self._selector.name, call if may_make else None)
                 break

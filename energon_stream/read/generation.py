@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 
 def cut_generation(
-    objects: Int64Array, starts: Int64Array, stops: Int64Array, wanted: int, limit: int | None = None
+    objects: Int64Array,
+    starts: Int64Array,
+    stops: Int64Array,
+    wanted: int,
+    limit: int | None = None,
+    sees_all: bool = True,
 ) -> int:
     """Choose how many of the next references form a generation.
 
@@ -23,11 +28,12 @@ def cut_generation(
     fewest neighbours for its length. In a shuffled order that is where a group of slices ends.
 
     Takes object, first byte, and one past the last byte of each reference, in the order of use, the wanted
-    bytes, and the largest number of references if more than those may follow. Returns at least 1.
+    bytes, and the largest number of references if more than those may follow. Unless these are enough to
+    see all neighbours, ends that touch none count as separated, too. Returns at least 1.
     """
     within = np.cumsum(stops - starts)
     most = min(int(np.searchsorted(within, wanted, side="right")), len(within) if limit is None else limit)
-    if most >= len(within) or most < 2:
+    if (most >= len(within) and sees_all) or most < 2:
         return max(1, most)
     # Where passes meet, a range occurs twice; its neighbour is the one of the same pass.
     order = np.lexsort((starts, objects))
@@ -41,6 +47,9 @@ def cut_generation(
     separated = np.cumsum(
         np.bincount(first + 1, minlength=len(within) + 1) - np.bincount(last + 1, minlength=len(within) + 1)
     )
+    if not sees_all:
+        ends = 2 - np.bincount(one, minlength=len(within)) - np.bincount(other, minlength=len(within))
+        separated[1 : len(within) + 1] += np.cumsum(ends)
     least = max(1, int(np.searchsorted(within, min(wanted, within[most - 1]) // 4, side="left")) + 1)
     cuts = np.arange(min(least, most), most + 1)
     return int(cuts[np.argmin((separated[cuts] + 1) / cuts)])

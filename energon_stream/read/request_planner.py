@@ -246,7 +246,9 @@ class Planner:
         most = limits.max_ahead // 2
         if limits.sparse and self._view is not None:  # what follows tells where to end
             most = min(most, shared * 3 // 4)
-        must = cut_generation(keys, starts, stops, wanted, max(1, most))
+        # The samples after the first ones are chosen from few others, of which the neighbours are not seen.
+        sees_all = self.generation > 1 or self._view is None
+        must = cut_generation(keys, starts, stops, wanted, max(1, most), sees_all)
         must = min(seen.whole(must), shared)
         if limits.is_shared:  # ranges that are taken in would be held for long, and the next plan lack them
             return must, 0

@@ -135,7 +135,11 @@ class PipelineBuilder:
         packing_buffer_size: BufferSize | None = None,
         limit: int | None = None,
     ) -> SavableDataset[Any]:
-        """Compose the validation pipeline; each pass has the same first ``limit`` batches of a rank."""
+        """Compose the validation pipeline; each pass has the same first ``limit`` batches of a rank.
+
+        Each dataset has one pass, whatever its repetitions.
+        """
+        datasets = [replace(each, weight=1.0) if each.weight is None else each for each in datasets]
         dataset = _built(
             self,
             datasets,

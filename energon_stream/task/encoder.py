@@ -174,13 +174,13 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
     def current_batch_index(self) -> int:
         """Number of the current batch among the batches of this rank; only while a hook runs."""
         config = _active_config("current_batch_index")
-        return config.active_worker_batch_index * len(config.streams) + config.rank_worker_id()
+        return config.stream_batch_index * len(config.streams) + config.rank_worker_id()
 
     @property
     def current_sample_index(self) -> int:
         """Number of the current call of this hook among the calls on this rank; only while a hook runs."""
         config = _active_config("current_sample_index")
-        return config.active_worker_sample_index * len(config.streams) + config.rank_worker_id()
+        return config.stream_sample_index * len(config.streams) + config.rank_worker_id()
 
 
 def _active_config(name: str) -> WorkerConfig:

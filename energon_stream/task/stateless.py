@@ -24,7 +24,9 @@ def _call_seed() -> int | None:
     config = active_config()
     if config is None:
         return None
-    return seed_of(config.worker_seed(), config.active_worker_sample_index)
+    # Tests of programs put an object of their own in the place of a configuration.
+    call = getattr(config, "stream_sample_index", None)
+    return seed_of(config.worker_seed(), config.active_worker_sample_index if call is None else call)
 
 
 def _with_own_timeline(generator: Generator[Any, Any, Any], state: RandomState) -> Generator[Any, None, None]:

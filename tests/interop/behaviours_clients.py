@@ -9,6 +9,7 @@ import inspect
 import itertools
 import json
 import multiprocessing
+import os
 
 import megatron.energon as energon
 import yaml
@@ -45,6 +46,7 @@ from megatron.energon import (
     get_train_dataset,
     get_val_dataset,
     get_val_datasets,
+    load_dataset,
     stateless,
 )
 from megatron.energon.cache.file_store import WebdatasetFileStore
@@ -451,6 +453,86 @@ def workers_are_forked():
         )
     finally:
         multiprocessing.set_start_method("fork", force=True)
+
+
+class Counting(DefaultTaskEncoder):
+    def encode_sample(self, sample):
+        config = WorkerConfig.active_worker_config
+        return [self.current_sample_index, config.active_worker_sample_index, config.rank_worker_id()]
+
+    def batch(self, samples):
+        return samples
+
+    def encode_batch(self, samples):
+        return [
+            samples,
+            self.current_batch_index,
+            WorkerConfig.active_worker_config.active_worker_batch_index,
+        ]
+
+
+@case("WorkerConfig.active_worker_sample_index", "WorkerConfig.active_worker_batch_index")
+def counters_of_workers():
+    config = WorkerConfig(rank=1, world_size=2, num_workers=2)
+    return list(itertools.islice(get_loader(train(texts, Counting(), 2, worker_config=config)), 6))
+
+
+@case("get_val_datasets")
+def validation_reads_repeated_datasets_once():
+    found = get_val_datasets(doubled, split_part="train", worker_config=CONFIG, batch_size=None)
+    whole = get_val_dataset(doubled, split_part="train", worker_config=CONFIG, batch_size=None)
+    return [(len(each), len(list(get_loader(each))), len(source)) for each, source in found], len(whole)
+
+
+def described(node):
+    """Return class and attributes of a node, and of the nodes in it, without the folder."""
+    if isinstance(node, str):
+        return node
+    if isinstance(node, (list, tuple)):
+        return [described(each) for each in node]
+    if isinstance(node, dict):
+        return {key: described(each) for key, each in node.items()}
+    names = ("path", "fs_path", "split_part", "subflavors", "subset", "range", "aux", "weight", "repetitions")
+    names += ("nonmatch", "shuffle_over_epochs_multiplier", "blend", "blend_epochized", "join")
+    found = {name: getattr(node, name) for name in names if hasattr(node, name)}
+    if not found:
+        return str(node)
+    paths = {
+        name: os.path.relpath(str(value), FOLDER) for name, value in found.items() if isinstance(value, EPath)
+    }
+    return {"": type(node).__name__, **{name: described(value) for name, value in found.items()}, **paths}
+
+
+@case("MetadatasetV2(splits)", "load_dataset")
+def splits_of_a_file():
+    captions = {
+        "path": "texts",
+        "weight": 2,
+        "subflavors": {"x": 1},
+        "aux": {"a": "more", "b": "filesystem://m"},
+    }
+    joined = {"join": [{"path": "texts"}, {"path": "more", "nonmatch": "skip"}], "repetitions": 3}
+    path = FOLDER / "splits.yaml"
+    splits = {
+        "train": {"blend": [captions, {"path": str(more), "subset": {"range": ["0%", "50%"]}}]},
+        "val": {"path": "./texts", "split_part": "train"},
+        "test": {
+            "blend_epochized": [
+                {"path": "mixture.yaml"},
+                joined | {"joiner": {"__module__": "json", "__function__": "dumps"}},
+            ]
+        },
+    }
+    path.write_text(
+        json.dumps({"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits})
+    )
+    loader, folder = load_dataset(EPath(path)), load_dataset(EPath(texts))
+    sources = get_val_datasets(path, split_part="val", worker_config=CONFIG, batch_size=2)
+    return (
+        {name: described(node) for name, node in loader.splits.items()},
+        [loader.path.name, str(loader.path.parent) == str(FOLDER), folder.path.name],
+        [([each.name for each in source.paths], source.training) for _, source in sources],
+    )
 
 
 @case("ErrorContext")

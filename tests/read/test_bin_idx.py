@@ -96,6 +96,19 @@ def test_the_first_samples_take_four_round_trips_and_few_bytes(tmp_path, s3_serv
     assert sum(entry.bytes for entry in s3_server.log() if entry.key.endswith(".bin")) <= 1.1 * payload
 
 
+def test_a_shuffled_pass_takes_few_bytes(tmp_path, s3_server, tmp_bucket):
+    """More samples than the first plans see, and so short that the reader would read the gaps of all."""
+    arrays = write_bin_idx(tmp_path / "x", [np.zeros(500)] * 4000)
+    s3_server.upload_folder(tmp_path, tmp_bucket)
+    options = {"storage_options": s3_server.storage_options, "repeat": False}
+    dataset = train(f"{tmp_bucket}/x.bin", shuffle_buffer_size=1000, max_samples_per_sequence=100, **options)
+    s3_server.reset_counters()
+    assert sum(1 for _ in dataset) == 4000
+    log = {entry.range: entry for entry in s3_server.log() if entry.key.endswith(".bin")}  # each once if late
+    assert sum(entry.bytes for entry in log.values()) <= 1.1 * sum(array.nbytes for array in arrays)
+    assert len(log) <= 60
+
+
 def test_prefetched_in_workers_with_a_metadataset_and_a_subset(tmp_path):
     arrays = write_bin_idx(tmp_path / "x", some(64))
     (tmp_path / "mix.yaml").write_text(

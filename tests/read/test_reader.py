@@ -397,6 +397,15 @@ def test_a_generation_ends_where_a_group_ends():
     assert cut_generation(np.zeros(120, dtype=np.int64), index * 10, index * 10 + 10, 1000) == 60
 
 
+def test_a_generation_ends_where_a_group_ends_although_few_of_the_next_group_are_seen():
+    """Both groups are shuffled, and the last references to be seen have their neighbours after these."""
+    draw = np.random.default_rng(3)
+    one, other = draw.permutation(60), 100 + draw.permutation(60)
+    starts = 10 * np.concatenate([one, other[:20]])
+    objects = np.zeros(80, dtype=np.int64)
+    assert cut_generation(objects, starts, starts + 10, 1000, 80, False) == 60
+
+
 def test_a_generation_ends_where_a_pass_ends():
     """The next pass has the same ranges again, in another order."""
     one = np.random.default_rng(1).permutation(60)
