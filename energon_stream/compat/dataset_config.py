@@ -232,8 +232,8 @@ def load_dataset(path: Any, **options: Any) -> Any:
             limits=loader.limits or Limits.from_environment(),
             allow_urls=loader.allow_urls,
         )
-        path: Any = loader.path
-        document = files.document(path)
+        place: Any = loader.path
+        document = files.document(place)
         loader.splits = read_splits(
             document.content, lambda name: EPath(join_url(parent_url(document.where), name))
         )
