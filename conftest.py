@@ -106,12 +106,21 @@ def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_commands(folder: Path) -> Path:
-    """Write the library's commands and ``python`` as programs that need not import PyTorch again."""
-    for name in ("energon", "energon-stream", "python", "torchrun"):
-        script = () if name == "python" else (Path(sys.executable).parent / name,)
+    """Write the library's commands and ``python`` as programs that need not import PyTorch again.
+
+    What pages download comes from stand-ins, and nothing is installed: ``tests/test_docs.py`` knows the names.
+    """
+    downloads = Path(__file__).parent / "tests" / "support" / "downloads.py"
+    programs = {name: (Path(sys.executable).parent / name,) for name in ("energon", "energon-stream", "torchrun")}
+    programs |= {name: (downloads, name) for name in ("hf", "wget", "img2dataset")} | {"python": ()}
+    for name, script in programs.items():
         words = " ".join(f"'{word}'" for word in (children.launcher(), *script))
         (folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-        (folder / name).chmod(0o755)
+    python = (folder / "python").read_text().removeprefix("#!/bin/sh\n")
+    (folder / "python").write_text(f'#!/bin/sh\n[ "$1 $2" != "-m venv" ] || set -- "$@" --without-pip\n{python}')
+    (folder / "pip").write_text('#!/bin/sh\ntest "$1" = install\n')
+    for program in folder.iterdir():
+        program.chmod(0o755)
     return folder
 
 
@@ -151,7 +160,8 @@ def fresh(request: pytest.FixtureRequest) -> tuple[Path, dict[str, str]]:
     if _copies.get(folder) != files_in(folder.parent):
         shutil.rmtree(folder.parent, ignore_errors=True)
         shutil.copytree(request.getfixturevalue("example_data"), folder)
-        (folder.parent / "examples").symlink_to(ROOT / "examples")  # as in a clone
+        for name in ("examples", "localstack"):  # as in a clone
+            (folder.parent / name).symlink_to(ROOT / name)
         _copies[folder] = files_in(folder.parent)
     return folder, environment
 

@@ -9,7 +9,9 @@ import importlib.util
 import inspect
 import json
 import re
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +46,16 @@ PAGES = [
     *(ROOT / name for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
 ]
 SKIPPED = {
-    "docs/frameworks/automodel.md": ["needs the package nemo-automodel"],
-    "docs/frameworks/torchft.md": ["needs a manager of torchft; tests/integrations runs a job"],
-    "docs/frameworks/torchtitan.md": ["needs the package torchtitan"] * 2,
-    "README.md": ["installs"],
-    "docs/guides/convert.md": [
-        *["needs the package datasets"] * 2,
-        "needs the package mosaicml-streaming",
-    ],
-    "docs/migration/litdata.md": ["needs the package litdata"],
-    "docs/migration/mosaicml-streaming.md": ["needs the package mosaicml-streaming"],
-    "docs/start/install.md": ["installs"] * 3,
-    "docs/recipes/cc12m.md": ["downloads for days"],
-    "docs/recipes/finevideo.md": ["downloads 600 GB, and asks for a login"],
-    "docs/recipes/librispeech.md": ["downloads"],
-    "docs/recipes/llava-onevision.md": ["downloads gigabytes"],
-    "docs/recipes/nemotron-vlm.md": ["downloads 14 GB"],
-    "docs/recipes/obelics.md": ["downloads 377 GB, and pictures for weeks"],
-    "docs/guides/images.md": ["needs the package torchvision"],
-    "docs/guides/localstack.md": ["needs LocalStack; tests/end_to_end runs the same"],
+    "docs/frameworks/automodel.md": ["nemo-automodel"],
+    "docs/frameworks/torchtitan.md": ["torchtitan"] * 2,
+    "docs/guides/convert.md": ["datasets", "datasets", "mosaicml-streaming"],
+    "docs/guides/images.md": ["torchvision"],
+    "docs/migration/litdata.md": ["litdata"],
+    "docs/migration/mosaicml-streaming.md": ["mosaicml-streaming"],
 }
+"""Packages that blocks need which do not run here; `make suites` runs them, in environments that have these."""
+OTHERS = {"img2dataset", "."}
+"""What pages let users install, beside the clone and packages that `pyproject.toml` names."""
 
 
 def page(name: str) -> str:
@@ -213,9 +205,9 @@ def test_the_search_knows_titles_alone_of_what_was_decided_and_measured():
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_only_blocks_that_cannot_run_are_skipped(path: Path) -> None:
     text = path.read_text()
-    skipped = re.findall(r"<!-- skip: \w+ ?(.*) -->", text)  # each with its reason
-    skipped = [reason.strip('"') for reason in skipped]
-    assert skipped == SKIPPED.get(str(path.relative_to(ROOT)), [])
+    skipped = re.findall(r"<!--+ *skip: (.*?) *--", text)
+    packages = SKIPPED.get(str(path.relative_to(ROOT)), [])
+    assert skipped == [f'next "needs the package {name}"' for name in packages]
     if path.parent == ROOT and path.name != "README.md":
         return
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
@@ -235,6 +227,36 @@ def test_the_tests_of_known_faults_exist() -> None:
         assert len(tests) == row[3].count("::")
         for path, name in tests:
             assert f"\ndef {name}(" in (ROOT / "tests" / path).read_text(), f"{path}::{name}"
+
+
+def test_a_suite_runs_each_block_that_does_not_run_here() -> None:
+    suites = subprocess.run(["make", "-n", "suites"], cwd=ROOT, check=True, capture_output=True, text=True)
+    lines = suites.stdout.replace("\\\n", "").splitlines()
+    tested = {word for line in lines if " -m pytest " in line for word in line.split()}
+    assert tested >= SKIPPED.keys()
+
+
+def test_what_users_are_told_to_install_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = [name for names in (project["dependencies"], *extras.values()) for name in names]
+    known = {re.split(r"[\[<>=]", name)[0] for name in named} | OTHERS
+    known |= {path.name for path in (ROOT / "packages").iterdir()} | {project["name"]}
+    sources = [*PAGES, *(ROOT / "energon_stream").rglob("*.md"), *(ROOT / "energon_stream").rglob("*.py")]
+    told = {
+        (path.name, word)
+        for path in sources
+        for line in re.findall(r"pip install ([^`\n]+)", path.read_text())
+        for word in re.findall(r"(?:^|(?<= ))(?!-)[\w.\[\],{}'-]+", re.sub(r"--index-url \S+", "", line))
+    }
+    assert len(told) > 30
+    for place, word in told:
+        name, _, chosen = word.strip("'").rstrip("]").partition("[")
+        assert name in known, f"{place}: {word} is no package that is known"
+        if not chosen.startswith("{"):  # a variable of the library
+            assert set(chosen.split(",")) <= {"", *extras}, (
+                f"{place}: {word} has an extra that does not exist"
+            )
 
 
 @pytest.mark.parametrize("path", ["ARCHITECTURE.md", "CONTRIBUTING.md"])

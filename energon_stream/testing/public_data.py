@@ -39,7 +39,7 @@ def _table(path: Path, columns: dict[str, list[Any]], rows_per_group: int = 8) -
     pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=rows_per_group)
 
 
-def _img2dataset(path: Path, urls: list[str], failed: Callable[[int], bool], shard_size: int) -> None:
+def write_like_img2dataset(path: Path, urls: list[str], failed: Callable[[int], bool], shard_size: int) -> None:
     """Write tars as img2dataset does: pictures that it could not fetch leave a gap in the keys."""
     from PIL import Image
 
@@ -66,7 +66,7 @@ def _img2dataset(path: Path, urls: list[str], failed: Callable[[int], bool], sha
 
 def _cc12m(path: Path) -> None:
     urls = [f"https://example.org/{number}.jpg" for number in range(56)]
-    _img2dataset(path, urls, lambda number: number % 5 == 2, shard_size=20)
+    write_like_img2dataset(path, urls, lambda number: number % 5 == 2, shard_size=20)
     last = path / "00002.tar"  # the process ended while it wrote this one
     last.write_bytes(last.read_bytes()[:8500])
     (path / "00002_stats.json").unlink()
@@ -122,7 +122,7 @@ def _obelics(path: Path) -> None:
     }
     _table(path / "data/train-00000-of-00001.parquet", columns)
     urls = [place for places in images for place in places if place]
-    _img2dataset(path / "pictures", urls, lambda number: number % 6 == 1, shard_size=10)
+    write_like_img2dataset(path / "pictures", urls, lambda number: number % 6 == 1, shard_size=10)
 
 
 def _finevideo(path: Path) -> None:
