@@ -108,16 +108,20 @@ def example_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_commands(folder: Path) -> Path:
     """Write the library's commands and ``python`` as programs that need not import PyTorch again.
 
-    What pages download comes from stand-ins, and nothing is installed: ``tests/test_docs.py`` knows the names.
+    What pages download comes from stand-ins, and nothing is installed.
     """
     downloads = Path(__file__).parent / "tests" / "support" / "downloads.py"
-    programs = {name: (Path(sys.executable).parent / name,) for name in ("energon", "energon-stream", "torchrun")}
+    programs = {
+        name: (Path(sys.executable).parent / name,) for name in ("energon", "energon-stream", "torchrun")
+    }
     programs |= {name: (downloads, name) for name in ("hf", "wget", "img2dataset")} | {"python": ()}
     for name, script in programs.items():
         words = " ".join(f"'{word}'" for word in (children.launcher(), *script))
         (folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     python = (folder / "python").read_text().removeprefix("#!/bin/sh\n")
-    (folder / "python").write_text(f'#!/bin/sh\n[ "$1 $2" != "-m venv" ] || set -- "$@" --without-pip\n{python}')
+    (folder / "python").write_text(
+        f'#!/bin/sh\n[ "$1 $2" != "-m venv" ] || set -- "$@" --without-pip\n{python}'
+    )
     (folder / "pip").write_text('#!/bin/sh\ntest "$1" = install\n')
     for program in folder.iterdir():
         program.chmod(0o755)

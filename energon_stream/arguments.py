@@ -11,7 +11,15 @@ from traceback import walk_tb
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
-from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError, UnknownArgumentError
+from energon_stream.errors import (
+    AccessDeniedError,
+    ConfigError,
+    EmptyDatasetError,
+    MetadataError,
+    NotPreparedError,
+    ObjectNotFoundError,
+    UnknownArgumentError,
+)
 from energon_stream.printable import nearest
 
 P = ParamSpec("P")
@@ -38,10 +46,21 @@ _ELSEWHERE = {
 """Names that other libraries use here, and what does the same."""
 
 
+_OF_THE_CALL = (
+    AccessDeniedError,
+    ConfigError,
+    EmptyDatasetError,
+    MetadataError,
+    NotPreparedError,
+    ObjectNotFoundError,
+)
+"""Errors of a path or an option that was given, where the library's own frames tell nothing."""
+
+
 def check_whole(name: str, value: object, least: float, hint: str) -> None:
-    """Raise ConfigError for what is neither None nor a whole number from ``least`` on."""
+    """Raise ConfigError for what is neither None nor a whole number from ``least`` on that has 64 bits."""
     if value is not None and not (
-        type(value) is not bool and isinstance(value, Integral) and int(value) >= least
+        type(value) is not bool and isinstance(value, Integral) and least <= int(value) < 2**63
     ):
         raise ConfigError(f"{name} is {value!r:.80}", hint=hint)
 
@@ -61,17 +80,26 @@ def _is_foreign(frame: FrameType) -> bool:
 
 
 def names_checked(*more: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let a function name unknown keywords before missing ones. ``more`` is what its ``**options`` may be."""
+    """Let a function name unknown keywords before missing ones, arrays, and what is no flag where one is
+    wanted. ``more`` is what its ``**options`` may be.
+    """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        known = {*signature(function).parameters, *more}
+        parameters = signature(function).parameters
+        known = {*parameters, *more}
+        flags = {name for name, each in parameters.items() if isinstance(each.default, bool)}
 
         @wraps(function)
         def call(*args: P.args, **options: P.kwargs) -> T:
             check_names(options, known, f"{function.__name__}()")
+            for name, value in options.items():
+                is_array = bool(getattr(value, "ndim", 0))
+                if is_array or (name in flags and value not in (False, True)):
+                    hint = "pass True or False" if name in flags else "pass one value, such as int(array[0])"
+                    raise ConfigError(f"{name} is {'an array' if is_array else repr(value)[:80]}", hint=hint)
             try:
                 return function(*args, **options)
-            except (ConfigError, MetadataError, ObjectNotFoundError) as error:
+            except _OF_THE_CALL as error:
                 if any(_is_foreign(frame) for frame, _ in walk_tb(error.__traceback__)):
                     raise  # from a class or function of the user's
                 raise error.with_traceback(None) from error.__cause__  # without the library's frames

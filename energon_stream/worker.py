@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, ClassVar
 
 from energon_stream.active_call import ACTIVE_CONFIG, Activation, ActiveCall, KeepsActiveConfig, here
@@ -91,8 +92,9 @@ class WorkerConfig(AssignableUntilHeld, metaclass=KeepsActiveConfig):
                 f"rank {self.rank} does not fit world_size {self.world_size}",
                 hint="rank counts from 0 to world_size - 1",
             )
-        if not (self.sample_timeout is None or self.sample_timeout > 0):
-            raise ConfigError(f"sample_timeout is {self.sample_timeout}", hint="use seconds, or None")
+        seconds = self.sample_timeout
+        if not (seconds is None or (isinstance(seconds, Real) and seconds > 0)):
+            raise ConfigError(f"sample_timeout is {seconds!r:.80}", hint="use seconds, or None")
         checked(self.conventions, "conventions")
         if self.worker_debug_path is not None:
             load_plugin("debug_log").check_path(self.worker_debug_path)

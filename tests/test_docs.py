@@ -53,7 +53,7 @@ SKIPPED = {
     "docs/migration/litdata.md": ["litdata"],
     "docs/migration/mosaicml-streaming.md": ["mosaicml-streaming"],
 }
-"""Packages that blocks need which do not run here; `make suites` runs them, in environments that have these."""
+"""Packages that blocks need which do not run here; `make suites` runs them, in other environments."""
 OTHERS = {"img2dataset", "."}
 """What pages let users install, beside the clone and packages that `pyproject.toml` names."""
 

@@ -2,10 +2,11 @@
 
 ``python docs/tools/first_weeks.py`` makes an environment and installs PyTorch, then the clone, with the
 extras that a user's data needs; ``--venv`` takes one that exists. The users have files in folders, Parquet
-and MDS; a program and a metadataset of Megatron-Energon 7.4.1; webdataset tars. It prints the minutes, of
-which installing takes some, and the commands of each to the first batch of their own data, to a run that was resumed, and to S3, and fails beyond
-the goal. PyTorch's download is not counted, nor is mosaicml-streaming, which the user of MDS has: their
-environment is that of ``make convert``, because streaming needs the torchvision that fits its torch.
+and MDS; a program and a metadataset of Megatron-Energon 7.4.1; webdataset tars. It prints the minutes, those
+of installing apart, and the commands of each to the first batch of their own data, to a run that was resumed,
+and to S3, and fails beyond the goal. PyTorch's download is not counted, nor is mosaicml-streaming, which the
+user of MDS has: their environment is that of ``make convert``, because streaming needs the torchvision that
+fits its torch.
 Commands and programs are the pages' own, with other paths: a page that changes without the others fails here.
 """
 
@@ -229,7 +230,7 @@ def main() -> None:
         )
         for source in EXTRAS:
             target, rest = next((found, rest) for first, found, rest in commands if first == source)
-            if source == "photos-mds" and not options.mds.exists():
+            if source == "photos-mds" and not (options.mds / "bin/energon-stream").exists():
                 print(f"{source:20}left out: `make convert` makes its environment")
                 continue
             converted(user(source), f"energon-stream convert {source} {target}{rest}", target)

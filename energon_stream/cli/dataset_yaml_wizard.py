@@ -84,10 +84,12 @@ def check_parts(field_map: Mapping[str, Any], parts: Collection[str], where: str
     for field in parse_field_map(field_map, where):
         wanted = parts_of([field])
         if not wanted & set(parts):
+            dots = "keys end at the first dot of a name, so names with more dots need others first. "
+            is_cut = any(part.rpartition(".")[2] in wanted for part in parts)
             raise ConfigError(
                 f"the tars have no part {' or '.join(map(repr, sorted(wanted)))}",
                 where=where,
-                hint=f"They have: {', '.join(parts)}.",
+                hint=f"{dots if is_cut else ''}They have: {', '.join([*parts][:12])}{', …' * (len(parts) > 12)}.",
             )
 
 

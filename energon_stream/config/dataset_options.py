@@ -158,7 +158,8 @@ class Shuffling:
         parallel = self.parallel_shard_iters
         if parallel is None:
             parallel = 1 if multiplier is None else 16
-        return OrderSpec(self.max_samples_per_sequence, self.shuffle_buffer_size or 0, parallel, multiplier)
+        window = 0 if self.shuffle_buffer_size is None else self.shuffle_buffer_size
+        return OrderSpec(self.max_samples_per_sequence, window, parallel, multiplier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +213,10 @@ class DatasetRequest:
         if not isinstance(bounds, Limits):
             raise ConfigError(f"limits is {bounds!r:.80}", hint="pass Limits(…)")
         read_options = options.get("read_options") or ReadOptions()
+        if not isinstance(read_options, ReadOptions):
+            raise ConfigError(f"read_options is {read_options!r:.80}", hint="pass ReadOptions(…)")
+        if not (handler is None or callable(handler)):
+            raise ConfigError(f"handler is {handler!r:.80}", hint="pass WorkerConfig(global_error_handler=…)")
         files = MetadatasetFiles(
             options.get("storage_options"),
             options.get("transport", "auto"),

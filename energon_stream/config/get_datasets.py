@@ -8,6 +8,7 @@ from energon_stream.agreement import agreed_opening
 from energon_stream.arguments import (
     MAX_SAMPLES_PER_SEQUENCE,
     SHUFFLE_BUFFER_SIZE,
+    check_whole,
     names_checked,
 )
 from energon_stream.config.dataset_options import (
@@ -164,6 +165,7 @@ def get_train_dataset(
     shuffling = Shuffling(shuffle_buffer_size, max_samples_per_sequence, parallel_shard_iters)
     shared: DatasetOptions = {**options, "worker_config": worker_config, "task_encoder": task_encoder}
     sizes, multiplier = (batch_size, packing_buffer_size), shuffle_over_epochs_multiplier
+    check_whole("virtual_epoch_length", virtual_epoch_length, 0, "use batches of a rank, or 0 for none")
     request = DatasetRequest.of(path, split_part, shared, *sizes, multiplier=multiplier)
     mixture = weigh_by(weight_unit, open_mixture(request, shuffling), request)
     is_measured = mixture.measured != SAMPLES

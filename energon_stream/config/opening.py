@@ -70,7 +70,7 @@ class DatasetLocation:
     @property
     def root(self) -> str | Mapping[str, Any]:
         path: Any = self.path
-        if not isinstance(path, (str, os.PathLike, Mapping)):
+        if not isinstance(path, (str, os.PathLike, Mapping)) or path == "":
             hint = "name tars by braces (data/{000..099}.tar), or pass their folder; a metadataset mixes datasets"
             raise ConfigError(f"the path is {path!r:.80}", hint=hint)
         return path if isinstance(path, Mapping) else os.fspath(path)

@@ -40,7 +40,7 @@ Selector: TypeAlias = Callable[[Any], list[list[Any]] | PackedSamplesOutput[Any]
 
 def check_buffer_size(size: BufferSize | None) -> None:
     """Raise ConfigError unless a size is a whole number from 1 on, ``"stream"``, or None for no packing."""
-    if size != "stream":
+    if not isinstance(size, str) or size != "stream":
         check_whole("packing_buffer_size", size, 1, 'use 1 or more, "stream", or None for no packing')
 
 

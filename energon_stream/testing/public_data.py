@@ -39,7 +39,9 @@ def _table(path: Path, columns: dict[str, list[Any]], rows_per_group: int = 8) -
     pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=rows_per_group)
 
 
-def write_like_img2dataset(path: Path, urls: list[str], failed: Callable[[int], bool], shard_size: int) -> None:
+def write_like_img2dataset(
+    path: Path, urls: list[str], failed: Callable[[int], bool], shard_size: int
+) -> None:
     """Write tars as img2dataset does: pictures that it could not fetch leave a gap in the keys."""
     from PIL import Image
 

@@ -22,7 +22,7 @@ from energon_stream.write.values import Read, parts_of_value, takes
 _HINTS = {
     str: "if it is the path of a file, give files=[COLUMN]; else map it to txt or json",
     dict: "map it to json, or one of its members, such as COLUMN.bytes=jpg",
-    list: "map it to json, or numbers to npy",
+    list: "if it has paths of files, give files=[COLUMN]; else map it to json, or numbers to npy",
     bytes: "map it to a part of its own, such as COLUMN=jpg or COLUMN=bin",
 }
 
@@ -31,8 +31,8 @@ _HINTS = {
 class PartFrom:
     """A part, and the columns that it is made of.
 
-    It is the value of a column, a JSON object of columns, a text with columns in braces, or the file that a
-    column has the path of.
+    It is the value of a column, a JSON object of columns, a text with columns in braces, or the file or files
+    that a column has the path or a list of paths of.
     """
 
     part: str  # ``auto`` for the extension of each value
@@ -104,15 +104,17 @@ class ColumnMap:
             else:
                 value = _value(row, part.columns[0], where)
             if part.how == "file":
-                if value not in (None, "") and not isinstance(value, str):
-                    raise TypeError("it is not a path")
-                value = {"bytes": read(value), "path": value} if value else None
+                paths = value if isinstance(value, list) else [value] if value else []
+                if not all(isinstance(path, str) for path in paths):
+                    raise TypeError("it is not a path, or a list of paths")
+                files = [{"bytes": read(path), "path": path} for path in paths if path]
+                value = (files if isinstance(value, list) else files[0]) if files else None
             return list(parts_of_value(name, value, read))
         except ObjectNotFoundError as error:
             raise MissingFileError(
                 f"{where}: the file of the column {part.columns[0]!r:.80} does not exist",
                 where=error.where,
-                hint="paths are relative to the table, or to files_root=",
+                hint="paths are relative to the table, or to files_root=; leave rows of lost files out of the table",
             ) from error
         except StorageError as error:
             error.add_note(f"{where}, column {part.columns[0]!r:.80}")
@@ -138,7 +140,8 @@ def parse_columns(
     Args:
         columns: Part by column. A column may be a dotted path into a struct, several with commas, which
             become a JSON object, or a template with columns in braces.
-        files: Columns that are paths of files; those without a part get the extension of each file.
+        files: Columns that are paths of files, or lists of these; those without a part get the extension of
+            each file.
         key: Column or template of the key; None for the row's number.
 
     Raises:

@@ -27,9 +27,9 @@ def guess_columns(
 ) -> ColumnMap:
     """Return a map for the first rows of a source.
 
-    Files, images and arrays become parts of their own, one text is ``txt``, one label is ``cls``, and all
-    other columns are an object in ``json``. ``hints`` are parts by column that the source knows.
-    ``has_paths`` says whether texts may be paths of files; ``files`` and ``key`` are as for
+    Files, images and arrays become parts of their own, one text that is no identifier is ``txt``, one label
+    is ``cls``, and all other columns are an object in ``json``. ``hints`` are parts by column that the source
+    knows. ``has_paths`` says whether texts may be paths of files; ``files`` and ``key`` are as for
     :func:`~energon_stream.write.columns.parse_columns`.
 
     Example:
@@ -44,10 +44,11 @@ def guess_columns(
         values = [row[name] for row in rows if row.get(name) is not None]
         kinds = {hints[name]} if name in hints else {value_extension(value) for value in values}
         spaces = name.lower() not in _TEXTS
-        are_paths = bool(values) and all(isinstance(v, str) and is_file_path(v, spaces) for v in values)
+        paths = [path for value in values for path in (value if isinstance(value, list) else [value])]
+        are_paths = bool(paths) and all(isinstance(p, str) and is_file_path(p, spaces) for p in paths)
         is_path = name in files or (has_paths and are_paths)
         if is_path:
-            kinds = {extension(str(value)) or AUTO for value in values}
+            kinds = {extension(str(path)) or AUTO for path in paths}
         if kinds and None not in kinds:
             part = str(*kinds) if len(kinds) == 1 else AUTO
             parts.append(PartFrom(part, (name,), "file" if is_path else "value"))
@@ -67,6 +68,7 @@ def guess_columns(
 def _text(rest: list[str], rows: Sequence[Row], label: str | None) -> str | None:
     others = [name for name in rest if name != label]
     texts = [name for name in others if all(isinstance(row.get(name), (str, type(None))) for row in rows)]
+    texts = [name for name in texts if not re.fullmatch(r"(?i)(.*_)?(id|uid|uuid|key|hash)", name)]
     named = [name for name in texts if name.lower() in _TEXTS]
     return named[0] if named else texts[0] if len(texts) == 1 else None
 

@@ -183,6 +183,12 @@ def test_lists_of_paths_say_what_to_write_and_that_works(tars):
     assert len(first(f"{tars}/{{000..001}}.tar")["txt"]) == 2
 
 
+def test_a_folder_that_was_not_prepared_is_told_without_frames_of_the_library(tars):
+    with pytest.raises(NotPreparedError, match="run `energon-stream prepare") as caught:
+        get_train_dataset(tars, batch_size=2, worker_config=CONFIG)
+    assert len(caught.traceback) <= 4
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [

@@ -177,6 +177,40 @@ def test_numbers_of_numpy_give_the_same_order_and_state(texts):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("wrong", [np.array([1, 2]), object(), 10**30, float("nan")], ids=type)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batch_size",
+        "shuffle_buffer_size",
+        "max_samples_per_sequence",
+        "virtual_epoch_length",
+        "repeat",
+        "draws",
+    ]
+    + [
+        "shuffle_over_epochs_multiplier",
+        "parallel_shard_iters",
+        "packing_buffer_size",
+        "batch_drop_last",
+        "ends",
+    ]
+    + ["read_options", "task_encoder", "cache", "split_part", "handler", "worker_config"],
+)
+def test_options_name_values_of_a_wrong_kind(texts, name, wrong):
+    with pytest.raises(ConfigError, match=name):
+        get_train_dataset(texts, **{"batch_size": 2, "worker_config": CONFIG, name: wrong})
+
+
+def test_values_of_a_wrong_kind_elsewhere(texts):
+    for wrong in (np.array([1, 2]), object(), "x"):
+        with pytest.raises(ConfigError, match="sample_timeout"):
+            WorkerConfig(rank=0, world_size=1, num_workers=0, sample_timeout=wrong)
+    with pytest.raises(ConfigError, match="the path is ''"):
+        get_train_dataset("", batch_size=2)
+    assert get_train_dataset(texts, batch_size=np.int64(2), repeat=np.True_, worker_config=CONFIG)
+
+
 @pytest.mark.parametrize("wrong", [None, float("nan"), 0, -1, 1.5, "x", [], True])
 def test_tools_name_numbers_of_a_wrong_kind(texts, wrong):
     for arguments in ({"steps": wrong, "batch_size": 2}, {"steps": (0, wrong), "batch_size": 2}):

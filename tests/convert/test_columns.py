@@ -53,6 +53,31 @@ def test_files_are_read_by_their_path():
     assert found == {"__key__": "000000003", "png": b"x.PNG", "txt": b"t"}
 
 
+@pytest.mark.parametrize(
+    ("value", "parts"),
+    [
+        (["a.PNG", "b c.jpg"], {"0.png": b"a.PNG", "1.jpg": b"b c.jpg"}),
+        (["a.jpg"], {"0.jpg": b"a.jpg"}),
+        ("a.jpg", {"jpg": b"a.jpg"}),
+        ([], {}),
+        (None, {}),
+    ],
+)
+def test_a_list_of_paths_is_several_files(value, parts):
+    """As LLaVA's tables name the pictures of a conversation."""
+    row = {"image": value, "id": "c1", "turns": [1]}
+    columns = guess_columns([{**row, "image": ["x.jpg"]}, row], hints={}, has_paths=True)
+    found = columns.sample(row, "table, row 3", "000000003", lambda path: path.encode())
+    assert found == {"__key__": "000000003", "json": b'{"id": "c1", "turns": [1]}', **parts}
+
+
+def test_a_list_of_other_values_is_no_list_of_paths():
+    with pytest.raises(ColumnError, match="not a path, or a list of paths"):
+        sample({}, {"a": ["x.jpg", 7]}, files=["a"], read=lambda path: path.encode())
+    with pytest.raises(ColumnError, match="f it has paths of files, give files="):
+        sample({"a": "jpg"}, {"a": ["x.jpg"]})
+
+
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "I;16"])
 def test_images_and_arrays_keep_their_pixels(mode):
     pixels = np.random.default_rng(0).integers(0, 255, (5, 4, 4), dtype=np.uint8)
@@ -145,6 +170,9 @@ def test_guesses():
     assert guessed({"a": JPEG, "b": JPEG}) == {"a.jpg": ("a",), "b.jpg": ("b",)}
     assert guessed({"a": "x", "b": "y"}) == {"json": ("a", "b")}
     assert guessed({"words": "x"}) == {"txt": ("words",)}
+    assert guessed({"image": JPEG, "photo_id": "x"}) == {"jpg": ("image",), "json": ("photo_id",)}
+    assert guessed({"p": ["a/b.jpg", "c.jpg"]}, has_paths=True) == {"jpg": ("p",)}
+    assert guessed({"tags": ["a", "b.jpg"]}, has_paths=True) == {"json": ("tags",)}
     assert guessed({"p": "a/b.jpg", "t": "text"}, has_paths=True) == {"jpg": ("p",), "txt": ("t",)}
     assert guessed({"p": "a/b", "t": "text"}, files=["p"]) == {"auto": ("p",), "txt": ("t",)}
     assert guessed({"a": np.zeros(3), "b": Image.new("L", (2, 2))}) == {"npy": ("a",), "png": ("b",)}

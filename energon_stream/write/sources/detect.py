@@ -59,7 +59,7 @@ def find_kind(spec: StoreSpec) -> str:
                 "it is a file of a format that is not read",
                 where=store.url,
                 hint="read are .parquet, .csv, .tsv, .jsonl and .ndjson: write a JSON document as lines with "
-                "an object each, unpack an archive, and name the folder of a picture or recording",
+                "an object each (jq -c '.[]' of a list), unpack an archive, and name the folder of a picture or recording",
             )
         raise SourceError(
             "there is no such folder, or it is empty",
