@@ -177,29 +177,18 @@ def test_numbers_of_numpy_give_the_same_order_and_state(texts):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("wrong", [np.array([1, 2]), object(), 10**30, float("nan")], ids=type)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "batch_size",
-        "shuffle_buffer_size",
-        "max_samples_per_sequence",
-        "virtual_epoch_length",
-        "repeat",
-        "draws",
-    ]
-    + [
-        "shuffle_over_epochs_multiplier",
-        "parallel_shard_iters",
-        "packing_buffer_size",
-        "batch_drop_last",
-        "ends",
-    ]
-    + ["read_options", "task_encoder", "cache", "split_part", "handler", "worker_config"],
+OPTIONS = (
+    "batch_size shuffle_buffer_size max_samples_per_sequence virtual_epoch_length repeat draws ends handler "
+    "shuffle_over_epochs_multiplier parallel_shard_iters packing_buffer_size batch_drop_last read_options "
+    "task_encoder cache split_part worker_config"
 )
-def test_options_name_values_of_a_wrong_kind(texts, name, wrong):
-    with pytest.raises(ConfigError, match=name):
-        get_train_dataset(texts, **{"batch_size": 2, "worker_config": CONFIG, name: wrong})
+
+
+@pytest.mark.parametrize("name", OPTIONS.split())
+def test_options_name_values_of_a_wrong_kind(texts, name):
+    for wrong in (np.array([1, 2]), object(), 10**30, float("nan")):
+        with pytest.raises(ConfigError, match=name):
+            get_train_dataset(texts, **{"batch_size": 2, "worker_config": CONFIG, name: wrong})
 
 
 def test_values_of_a_wrong_kind_elsewhere(texts):
