@@ -92,7 +92,7 @@ class WorkerConfig(AssignableUntilHeld, metaclass=KeepsActiveConfig):
                 f"rank {self.rank} does not fit world_size {self.world_size}",
                 hint="rank counts from 0 to world_size - 1",
             )
-        seconds = self.sample_timeout
+        seconds: Any = self.sample_timeout
         if not (seconds is None or (isinstance(seconds, Real) and seconds > 0)):
             raise ConfigError(f"sample_timeout is {seconds!r:.80}", hint="use seconds, or None")
         checked(self.conventions, "conventions")
