@@ -93,7 +93,7 @@ class WorkerConfig(AssignableUntilHeld, metaclass=KeepsActiveConfig):
                 hint="rank counts from 0 to world_size - 1",
             )
         seconds: Any = self.sample_timeout
-        if not (seconds is None or (isinstance(seconds, Real) and seconds > 0)):
+        if not (seconds is None or (isinstance(seconds, Real) and float(seconds) > 0)):
             raise ConfigError(f"sample_timeout is {seconds!r:.80}", hint="use seconds, or None")
         checked(self.conventions, "conventions")
         if self.worker_debug_path is not None:
