@@ -44,11 +44,14 @@ WEIGH = Occasion(
 )
 
 
-def common(dataset: SavableDataset[Any], has_begun: bool, prints: Mapping[str, str]) -> dict[str, str]:
-    """Return what must be equal on all ranks, by name, with hashes of the dataset's parts."""
+def common(dataset: SavableDataset[Any], has_begun: bool | None, prints: Mapping[str, str]) -> dict[str, str]:
+    """Return what must be equal on all ranks, by name, with hashes of the dataset's parts.
+
+    ``has_begun`` is None for a rank that goes well with those that have begun and those that have not.
+    """
     config = dataset.worker_config
     return {
-        _STATE: "a state" if has_begun else "nothing",
+        **({} if has_begun is None else {_STATE: "a state" if has_begun else "nothing"}),
         _VERSION: _version(),
         "seed_offset": str(config.seed_offset),
         "num_streams": str(config.num_streams),

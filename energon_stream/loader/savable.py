@@ -140,7 +140,7 @@ class SavableDataLoader(BasicDataLoader[T]):
     ) -> None:
         super().__init__(dataset, **options)
         self._given_config = dataset.worker_config
-        self._has_agreed = self._is_restoring = False
+        self._has_agreed = self._is_restoring = self._was_restored = False
         self._recorder: RunRecorder | None = None
         if run is not None:
             self._recorder = RunRecorder(dataset, os.fspath(run), run_storage_options, self._bad)
@@ -152,10 +152,12 @@ class SavableDataLoader(BasicDataLoader[T]):
         config, has, at = self.worker_config, {}, None
         if problem is None and group_of(config) is not None:
             begun = any(state is not None for state in self._position.states.values())
-            prints = dict(self._description.prints) if begun or occasion is START else {}
+            given = begun or self._was_restored
+            prints = dict(self._description.prints) if given or occasion is START else {}
             if occasion is not START:  # what the ranks restore was compared with it already
                 prints.pop("content", None)
-            has = common(self.dataset, begun, prints)
+            # A rank of an early state may have no stream that has begun: then it is where it would be without.
+            has = common(self.dataset, begun if begun == given else None, prints)
             at = global_index(self._position.rotation, config, job_pass(self.dataset))
         indices = agree(replace(occasion, key=str(self.dataset.training)), config, problem, has, at)
         check_step(indices, config)
@@ -249,6 +251,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         if chosen not in get_args(OnChange):
             raise ConfigError(f"on_change is {chosen!r}", hint=f"use one of {', '.join(get_args(OnChange))}")
         self.restore_report = None
+        self._was_restored = state is not None
         if state is None:
             self._set_config(self._given_config)
             self._position, self._unlisted = LoaderPosition.start(self.dataset), 0

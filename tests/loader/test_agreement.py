@@ -338,8 +338,26 @@ def test_a_warning_tells_of_ranks_that_will_not_end_together(example_data):
     in_ranks(2, between_steps, example_data)
 
 
-def state_of_one(taken, data, options):
-    config = WorkerConfig(0, 1, 0, num_streams=2)
+def early(rank, world, data):
+    """A state of so few batches that a rank gets no stream which has begun is no state that others lack."""
+    config = WorkerConfig(0, 1, 0, num_streams=6)
+    alone = get_savable_loader(get_train_dataset(data / "captions", worker_config=config, batch_size=2))
+    keys = [batch.__key__ for _, batch in zip(range(9), alone, strict=False)]
+    for taken in (0, 1, 2, 3):
+        state = state_of_one(taken, data, {}, num_streams=6)
+        config = WorkerConfig(rank, world, 0, num_streams=6)
+        loader = get_savable_loader(get_train_dataset(data / "captions", worker_config=config, batch_size=2))
+        loader.restore_state_global([state])
+        # The rank's first batch from there on: batches go around the ranks.
+        assert next(iter(loader)).__key__ == keys[taken + (rank - taken) % world]
+
+
+def test_more_ranks_go_on_from_few_batches(example_data):
+    in_ranks(3, early, example_data)
+
+
+def state_of_one(taken, data, options, num_streams=2):
+    config = WorkerConfig(0, 1, 0, num_streams=num_streams)
     loader = get_savable_loader(
         get_train_dataset(data / "captions", worker_config=config, batch_size=2, **options)
     )
