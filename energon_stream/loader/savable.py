@@ -156,7 +156,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             prints = dict(self._description.prints) if given or occasion is START else {}
             if occasion is not START:  # what the ranks restore was compared with it already
                 prints.pop("content", None)
-            # A rank of an early state may have no stream that has begun: then it is where it would be without.
+            # Early on, no stream of a rank may have begun: then it is where it would be without a state.
             has = common(self.dataset, begun if begun == given else None, prints)
             at = global_index(self._position.rotation, config, job_pass(self.dataset))
         indices = agree(replace(occasion, key=str(self.dataset.training)), config, problem, has, at)
