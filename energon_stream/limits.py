@@ -23,7 +23,7 @@ class Limits:
     ``image_pixels=200_000_000,names=5_000_000``.
 
     Attributes:
-        document_bytes: Bytes of a metadata file: YAML or JSON.
+        document_bytes: Bytes of a metadata file, YAML or JSON, or of an object in a JSON list to convert.
         document_values: Values in such a file.
         document_depth: Lists and mappings inside each other in such a file.
         names: Names that the brace patterns of a file or a path expand to. A long name counts as one for

@@ -68,8 +68,8 @@ def convert(
     """Write a dataset of another format to DESTINATION, ready for training.
 
     SOURCE is a folder of MosaicML MDS shards, LitData chunks, Parquet files, a saved dataset of Hugging Face
-    or plain files; a Parquet, CSV, TSV or JSONL file; or hf://datasets/OWNER/NAME on Hugging Face's hub. Both
-    are local, s3://… or any other fsspec URL.
+    or plain files; a Parquet, CSV, TSV, JSON or JSONL file; hf://datasets/OWNER/NAME on Hugging Face's hub.
+    Both are local, s3://… or any other fsspec URL.
 
     A conversion that was stopped goes on when the command is run again. With --part, several commands share
     the work; run it once more without that option when all are done.

@@ -52,6 +52,7 @@ class ColumnMap:
 
     parts: tuple[PartFrom, ...] | None  # None if columns are parts already, by name
     key: str = ""  # template or column of the key; empty for the row's number
+    names: tuple[str, ...] = ()  # columns that a row may lack: it has no value there
 
     @property
     def needed(self) -> frozenset[str] | None:
@@ -63,6 +64,7 @@ class ColumnMap:
 
     def sample(self, row: Row, where: str, number: str, read: Read) -> dict[str, Any]:
         """Return the sample of a row. Its key is ``number`` if it has no other."""
+        row = dict.fromkeys(self.names) | dict(row) if self.names else row
         sample: dict[str, Any] = {KEY: self._key(row, where, number)}
         if self.parts is None:
             return sample | {name: value for name, value in row.items() if name != KEY}

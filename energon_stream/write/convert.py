@@ -114,8 +114,8 @@ def convert_dataset(
     Args:
         source: Folder, file or URL; or ``hf://datasets/OWNER/NAME`` for a dataset on Hugging Face's hub.
         url_or_path: New or empty folder, local or any fsspec URL.
-        kind: Format of the source: ``mds``, ``litdata``, ``parquet``, ``huggingface``, ``folder``, ``csv`` or
-            ``jsonl``; None to find out.
+        kind: Format of the source: ``mds``, ``litdata``, ``parquet``, ``huggingface``, ``folder``, ``csv``,
+            ``jsonl`` or ``json``; None to find out.
         columns: Part by column, such as ``{"image": "jpg"}``; see
             :func:`~energon_stream.write.columns.parse_columns`. None: by type and name.
         files: Columns that are paths of files.

@@ -6,7 +6,7 @@ import json
 import os
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, islice
 from typing import Any
 
@@ -17,11 +17,12 @@ from energon_stream.storage import StoreSpec
 from energon_stream.write.columns import ColumnMap, parse_columns
 from energon_stream.write.guess import guess_columns
 from energon_stream.write.sources.detect import open_source
-from energon_stream.write.sources.source import Section, Source
+from energon_stream.write.sources.source import KEY, Row, Section, Source
 from energon_stream.write.tar_shard import MAX_SIZE, SampleEncoder
 from energon_stream.write.values import AUTO
 
 PREVIEW_ROWS = 8
+_MOST_NAMES = 1000  # of columns that rows may lack
 _SEED = 0  # of the order of sections
 _FILL = 0.9  # share of a tar that a part should fill, by estimate, so that few have a tiny second tar
 
@@ -98,6 +99,13 @@ def plan_conversion(
         for place, row in enumerate(source.rows(section, 0, None))
     )
     first = [*islice(places, PREVIEW_ROWS)]
+    names = dict.fromkeys(name for _, _, row in first for name in row)
+    others: list[Row] = []  # that bring more columns; all rows are read where any may
+    if any(map(source.may_lack_columns, sections)):
+        for _, _, row in places:
+            if len(names) < _MOST_NAMES and not names.keys() >= row.keys():
+                others.append(row)
+                names |= dict.fromkeys(row)
     if not first:
         raise EmptyDatasetError("the source has no rows", where=source.spec.url, hint="check the path")
     if columns:
@@ -105,7 +113,7 @@ def plan_conversion(
     elif not source.has_columns:
         mapped = ColumnMap(None, key or "")
     else:
-        rows = [row for _, _, row in first]
+        rows = [*(row for _, _, row in first), *others]
         hints, has_paths = source.hints(), source.has_paths
         mapped = guess_columns(rows, hints=hints, has_paths=has_paths, files=files, key=key)
         names_files = any(part.how == "file" for part in mapped.parts or ())
@@ -116,7 +124,8 @@ def plan_conversion(
                 hint="add a column with their paths to the table; to convert it alone, name the table's file",
             )
     needed = mapped.needed
-    names = dict.fromkeys(name for _, _, row in first for name in row)
+    if any(map(source.may_lack_columns, sections)):
+        mapped = replace(mapped, names=tuple(name for name in names if name != KEY))
     left_out = tuple(name for name in names if needed is not None and name not in needed)
     preview = tuple(
         mapped.sample(row, sections[n].row_name(place), row_key(*starts[n], place), source.read_file)

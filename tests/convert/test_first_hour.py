@@ -7,13 +7,15 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
+from itertools import accumulate, chain, repeat
 from pathlib import Path
 
 import pytest
 from foreign import image_bytes
 
 from energon_stream import LocalEngine, convert_dataset
-from energon_stream.errors import ColumnError, MissingFileError, SourceError
+from energon_stream.errors import ColumnError, LimitError, MissingFileError, SourceError
+from energon_stream.write.sources.text import cut_list
 
 PICTURES = [image_bytes(number) for number in range(6)]
 TWO = {f"{name}/{number}.jpg": PICTURES[number] for name in ("dog", "cat") for number in range(3)}
@@ -225,3 +227,93 @@ def test_tables_that_excel_writes(tmp_path, encoding, end, problem, cure):
         done = subprocess.run(f"{cure} < {source}", shell=True, capture_output=True, check=True)
         source.write_bytes(done.stdout)
     assert [parts["txt"].decode() for _, parts in sorted(convert(source).items())] == ["ein Hünd", "zwei"]
+
+
+def llava_rows(kind):
+    """Rows in the shape of public tables: some lack a picture, one names two."""
+    turns = [{"from": "human", "value": '<image>\nWhat is "[{,\\ é'}, {"from": "gpt", "value": "a 中 ]}"}]
+    if kind == "ShareGPT4V":
+        return [{"id": str(n), "image": f"images/{n}.jpg", "conversations": turns} for n in range(3)]
+    pictures = {"LLaVA-Instruct": ["2.jpg", None, "0.jpg"], "LLaVA-OneVision": [["1.jpg", "2.jpg"], "", None]}
+    rows = [{"id": n, "image": name, "conversations": turns} for n, name in enumerate(pictures[kind])]
+    return [{"id": "text", "conversations": turns}] * 20 + [
+        {name: value for name, value in row.items() if value is not None} for row in rows
+    ]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("kind", ["LLaVA-Instruct", "LLaVA-OneVision", "ShareGPT4V"])
+def test_a_json_list_of_conversations(tmp_path, kind, indent, monkeypatch):
+    monkeypatch.setattr("energon_stream.write.sources.text._BYTES", 400)
+    root = "" if kind == "ShareGPT4V" else "images/"
+    write(
+        tmp_path,
+        {"t.json": json.dumps(llava_rows(kind), indent=indent, ensure_ascii=indent is None), **IMAGES},
+    )
+    found = convert(tmp_path / "t.json", **({"files_root": tmp_path / "images"} if root else {}))
+    expected = json.loads((tmp_path / "t.json").read_text())
+    assert len(found) == len(expected)
+    for number, row in enumerate(expected):
+        parts = dict(found[f"{number:09d}"])
+        names = row.pop("image", None) or []
+        assert json.loads(parts.pop("json")) == row
+        paths = names if isinstance(names, list) else [names]
+        assert list(parts.values()) == [(tmp_path / root / path).read_bytes() for path in paths]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_json_list_is_cut_in_pieces_of_any_size(size):
+    rows = [{"a": "x" * (n % 40), "b": [n, {"]": "é}"}]} for n in range(60)]
+    data = b"\xef\xbb\xbf" + json.dumps(rows, indent=1, ensure_ascii=False).encode() + b"\n"
+    pieces = (data[start : start + size] for start in range(0, len(data), size))
+    cuts = list(cut_list(pieces, rows=25, size=800))
+    assert [cut.first_row for cut in cuts] == [0, *accumulate(cut.rows for cut in cuts)][:-1]
+    assert max(cut.rows for cut in cuts) <= 25
+    assert [row for cut in cuts for row in json.loads(b"[%b]" % data[cut.start : cut.stop])] == rows
+
+
+def test_lines_in_a_file_that_is_called_json(tmp_path):
+    write(tmp_path, {"t.json": '{"text": "a"}\n\n{"text": "b"}'})
+    assert [parts["txt"] for parts in convert(tmp_path / "t.json").values()] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b'[{"a": 1}, {"a": 2} {"a": 3}]',
+            r"does not follow a comma, or the list has no end \[.*t.json, row 2",
+        ),
+        (b'[{"a": 1}, {"a": 2},]', "Expecting value.*row 2"),
+        (b'[{"a": 1}, {"a": ', "Expecting value.*row 1"),
+        (b'[{"a": 1}] {}', "has no end.*row 1"),
+        (b'[{"a": 1}[]', "has no end.*row 1"),
+        (b'[{"a": 1}, 2]', "of type int, not an object.*row 1"),
+        (b'[{"a": 1}, {"a": "\xff"}]', "utf-8.*row 1"),
+        (b'[{"a": %b1' % (b"[" * 100_000), "row 0"),
+        (b"[", "row 0"),
+        (b'{"images": [], "annotations": [{}]}', "is no list with an object for each sample.*COCO"),
+        (b'{\n"images": []}\n', "is no list with an object"),
+        (b"\xff\xfe[\0", "is no list with an object"),
+        (b"", "is no list"),
+    ],
+)
+def test_json_that_is_no_list_of_objects_is_named(tmp_path, content, message):
+    with pytest.raises(SourceError, match=message):
+        convert(write(tmp_path, {"t.json": content}) / "t.json")
+
+
+def test_a_json_list_takes_memory_for_an_object_only_and_has_a_bound(monkeypatch):
+    monkeypatch.setenv("ENERGON_STREAM_LIMITS", "document_bytes=2000")
+    endless = chain([b"["], repeat(b'{"a": "x"},'))
+    assert next(cut_list(endless, rows=5)).rows == 5
+    with pytest.raises(LimitError, match="document_bytes is 2,000"):
+        list(cut_list(chain([b'[{"a": "'], repeat(b"x" * 100)), rows=5))
+
+
+def test_a_column_that_no_row_has_is_refused(tmp_path):
+    write(tmp_path, {"t.jsonl": '{"text": "a"}\n' * 30 + '{"text": "a", "more": 1}\n'})
+    with pytest.raises(ColumnError, match=r"no column 'texts'. The columns are text, more"):
+        convert(tmp_path / "t.jsonl", columns={"texts": "txt"})
+    found = convert(tmp_path / "t.jsonl", columns={"text": "txt", "more": "cls"})
+    assert [parts.get("cls") for parts in found.values()].count(b"1") == 1

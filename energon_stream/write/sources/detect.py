@@ -22,6 +22,7 @@ KINDS: Mapping[str, str] = {
     "folder": "folder.FolderSource",
     "csv": "text.TextSource",
     "jsonl": "text.TextSource",
+    "json": "text.JsonSource",
 }
 """Classes of sources by the name of their format; a class is imported when it is used."""
 
@@ -47,7 +48,11 @@ def find_kind(spec: StoreSpec) -> str:
     url = spec.url
     if url.startswith(huggingface.SCHEME):
         return "huggingface"
-    for suffixes, kind in ((parquet.SUFFIXES, "parquet"), (text.SUFFIXES, "csv")):
+    for suffixes, kind in (
+        (parquet.SUFFIXES, "parquet"),
+        (text.SUFFIXES, "csv"),
+        (text.JSON_SUFFIXES, "json"),
+    ):
         if url.lower().endswith(suffixes):
             return kind
     store = spec.open()
@@ -58,8 +63,8 @@ def find_kind(spec: StoreSpec) -> str:
             raise SourceError(
                 "it is a file of a format that is not read",
                 where=store.url,
-                hint="read are .parquet, .csv, .tsv, .jsonl and .ndjson: write a JSON document as lines with "
-                "an object each (jq -c '.[]' of a list), unpack an archive, and name the folder of a picture or recording",
+                hint="read are .parquet, .csv, .tsv, .json, .jsonl and .ndjson: unpack an archive, and name the "
+                "folder of a picture or recording",
             )
         raise SourceError(
             "there is no such folder, or it is empty",

@@ -86,6 +86,10 @@ class Source(ABC):
         """Return the parts that samples have beside those of columns, as far as the listing says."""
         return set()
 
+    def may_lack_columns(self, section: Section) -> bool:
+        """Return whether a row of the section may lack columns that others have."""
+        return False
+
     def unnamed_file(self) -> str:
         """Return a picture or recording beside a table, of which no column names files; empty without one."""
         return ""
