@@ -49,7 +49,8 @@ class Pages:
         ]
         url = printable_line(self._catalog.url)
         frames = importlib.util.find_spec("av") is not None
-        return {"url": url, "entries": entries, "run": self._run.numbers(), "page": PAGE, "frames": frames}
+        found = {"url": url, "entries": entries, "run": self._run.numbers(), "page": PAGE, "frames": frames}
+        return found | {"trained": self._run.options.get("split_part", "train")}
 
     def samples(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return neighbouring samples of a dataset: ``entry``, ``first``, ``count`` and a filter.

@@ -165,6 +165,7 @@ def test_steps_keep_their_options(captions):
             await tab.until(f"document.querySelector('#status').textContent.startsWith('Step {step} of')")
             found = await tab.run(keys)
             assert found == expected[step]
+            assert await tab.run("document.querySelector('[aria-current]').innerText") == "train 48 samples"
             assert await tab.run(field.format("shuffle_buffer_size")) == "20"
             await tab.run("document.querySelector('#step-after').click()")
         await tab.until("document.querySelector('#status').textContent.startsWith('Step 4 of')")

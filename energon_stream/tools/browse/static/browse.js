@@ -173,13 +173,14 @@ async function showSample(open) {
   }
 }
 
+/** Lists the datasets, and marks one, or, with null, those that the steps of a training come from. */
 function showEntries(current) {
   byId("entries").replaceChildren(...catalog.entries.map((entry, number) => {
     const count = entry.samples === null ? "" : ` ${entry.samples.toLocaleString("en")} samples`;
     const about = `${entry.url === catalog.url ? "" : ` ${entry.url}`}${count}`;
     const button = make("button", {}, make("b", { textContent: entry.split }), make("small", { textContent: about }));
     if (entry.share) button.append(` ${entry.share}`);
-    if (number === current) button.setAttribute("aria-current", "true");
+    if (current === null ? entry.split === catalog.trained : number === current) button.setAttribute("aria-current", "true");
     button.addEventListener("click", () => go({ entry: number }));
     return button;
   }));
@@ -255,7 +256,7 @@ async function show() {
       }
     }
     const entry = Number(rest.entry || 0);
-    showEntries(rest.step === undefined ? entry : -1);
+    showEntries(rest.step === undefined ? entry : null);
     byId("run").open = byId("run").open || rest.step !== undefined;
     try {
       const path = rest.search !== undefined ? "search" : rest.step !== undefined ? "step" : "samples";
