@@ -83,7 +83,7 @@ def check_parts(field_map: Mapping[str, Any], parts: Collection[str], where: str
     """Check the grammar of a field map, and that each field can come from a part of the tars."""
     for field in parse_field_map(field_map, where):
         wanted = parts_of([field])
-        if not wanted & set(parts):
+        if {part.lower() for part in wanted}.isdisjoint(part.lower() for part in parts):
             dots = "keys end at the first dot of a name, so names with more dots need others first. "
             is_cut = any(part.rpartition(".")[2] in wanted for part in parts)
             raise ConfigError(

@@ -317,3 +317,21 @@ def test_a_column_that_no_row_has_is_refused(tmp_path):
         convert(tmp_path / "t.jsonl", columns={"texts": "txt"})
     found = convert(tmp_path / "t.jsonl", columns={"text": "txt", "more": "cls"})
     assert [parts.get("cls") for parts in found.values()].count(b"1") == 1
+
+
+def test_numbers_between_dots_are_of_the_key_unless_a_sample_has_other_files(tmp_path):
+    """As Kaggle's cats and dogs, and times of day; pictures of one page stay together."""
+    alone = {
+        "train/cat.0.jpg": b"0",
+        "train/cat.1.jpg": b"1",
+        "train/dog.0.jpg": b"2",
+        "train/10.15.30.jpg": b"3",
+    }
+    page = {"train/page.0.jpg": b"4", "train/page.1.jpg": b"5", "train/page.json": b"{}"}
+    assert convert(write(tmp_path, {**alone, **page})) == {
+        "train/cat_0": {"jpg": b"0"},
+        "train/cat_1": {"jpg": b"1"},
+        "train/dog_0": {"jpg": b"2"},
+        "train/10_15_30": {"jpg": b"3"},
+        "train/page": {"0.jpg": b"4", "1.jpg": b"5", "json": b"{}"},
+    }

@@ -32,6 +32,7 @@ CLASS_NAME = "class.txt"
 _ABOUT = re.compile(
     r"(read.?me|licen[cs]e|notice)(\.(md|txt|rst|html))?", re.IGNORECASE
 )  # files about the others
+_NUMBERED = re.compile(r"\d+\..").match
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
 
 
@@ -93,9 +94,15 @@ class FolderSource(Source):
         beside_media = {file.part for sample in samples if sample.has_media for file in sample.files}
         alone = [s for s in samples if beside_media and beside_media.isdisjoint(f.part for f in s.files)]
         if alone:
+            what = f"such as that of {alone[0].files[0].path!r:.200}"
+            if extension(alone[0].files[0].path) in {"heic", "heif"}:
+                raise SourceError(
+                    f"{counted(len(alone), 'sample')} would have pictures that cannot be decoded, {what}",
+                    where=self.spec.url,
+                    hint="save them as JPEG, or leave them out; with --no-classes, their bytes stay as they are",
+                )
             raise SourceError(
-                f"{counted(len(alone), 'sample')} would have no picture or recording, such as that of "
-                f"{alone[0].files[0].path!r:.200}",
+                f"{counted(len(alone), 'sample')} would have no picture or recording, {what}",
                 where=self.spec.url,
                 hint="files of a sample have one name in one folder: convert annotations of many files as a CSV or "
                 "JSONL table with a column of their paths; with --no-classes, such files are samples of their own",
@@ -123,6 +130,9 @@ def _samples(entries: Iterator[ListEntry]) -> Iterator[_FileGroup]:
             without.append(entry.path)
             continue
         files.append((found[0], _SampleFile(found[1].lower(), entry.path, entry.meta.size, entry.meta.etag)))
+    # Files of a sample may be numbered, but hardly all of them: cat.0.jpg and cat.1.jpg are two samples.
+    named = {key for key, file in files if _NUMBERED(file.part) is None}
+    files = [item if item[0] in named else _of_its_own(*item) for item in files]
     if files and without:
         said = "left out %s, such as %r: samples have files with extensions, no README, and no folder __like_this__"
         _log.warning(said, counted(len(without), "file"), without[0])
@@ -136,6 +146,12 @@ def _samples(entries: Iterator[ListEntry]) -> Iterator[_FileGroup]:
                 hint="rename one of them",
             )
         yield _FileGroup(key, parts, None)
+
+
+def _of_its_own(key: str, file: _SampleFile) -> tuple[str, _SampleFile]:
+    """Move the numbers at the beginning of a part to the key, which has no dots."""
+    numbers, part = re.fullmatch(r"((?:\d+\.)+)(.+)", file.part).groups()  # type: ignore[union-attr]
+    return f"{key}_{numbers[:-1].replace('.', '_')}", file._replace(part=part)
 
 
 def _siblings(samples: list[_FileGroup]) -> set[str]:
