@@ -133,11 +133,11 @@ frameworks:
 	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 torchdata torchtitan==0.3.0 \
 		torchft==0.2.0 transformers==5.18.0 torchao==0.18.0 'fsspec<=2026.2.0' -e . pytest pytest-timeout pytest-xdist sybil hypothesis
 	.venv-frameworks/bin/python -m pip install -q --disable-pip-version-check --no-deps nemo-automodel==0.7.0
-	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest -m '' --timeout 900 -v $(FRAMEWORKS:%=tests/integrations/test_%.py) \
+	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest -m '' --timeout 3600 -v $(FRAMEWORKS:%=tests/integrations/test_%.py) \
 		$(FRAMEWORKS:%=docs/frameworks/%.md)
 	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
 	.venv-verl/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 verl==0.9.1 cachetools -e '.[test]'
-	.venv-verl/bin/python -m pytest -m '' --timeout 900 tests/integrations/test_verl.py -v
+	.venv-verl/bin/python -m pytest -m '' --timeout 3600 tests/integrations/test_verl.py -v
 
 # The transforms and the image decoders beside torchvision, which fits one version of torch alone.
 transforms:

@@ -93,7 +93,7 @@ if not _is_there("torchtitan"):  # `make frameworks` tests it
 if not _has_torchvision():  # `make transforms` runs these
     collect_ignore += [f"energon_stream/transforms/{name}.py" for name in ("mappers", "merge")]
 SHOWN = re.compile(r"\s*```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SECONDS = 300
+SECONDS = 900
 """After so long a command of a page is stuck, on the busiest of machines."""
 
 

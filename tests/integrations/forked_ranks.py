@@ -8,6 +8,8 @@ import socket
 import time
 from itertools import zip_longest
 
+HANG = 900  # seconds, which end a hang
+
 
 def free_port():
     with socket.socket() as server:
@@ -21,7 +23,7 @@ def _run(function, environment, arguments):
     function(*arguments)
 
 
-def launch(count, function, *arguments, until=None, seconds=170):
+def launch(count, function, *arguments, until=None):
     """Call a function on ``count`` ranks of a job, and return when all have ended, or are killed.
 
     ``until`` is asked again and again; once it returns True, all ranks are killed. Returns whether they were.
@@ -34,7 +36,7 @@ def launch(count, function, *arguments, until=None, seconds=170):
         environment = {**numbers, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
         ranks.append(context.Process(target=_run, args=(function, environment, arguments)))
         ranks[-1].start()
-    deadline, was_killed = time.monotonic() + seconds, False
+    deadline, was_killed = time.monotonic() + HANG, False
     try:
         while any(rank.is_alive() for rank in ranks):
             for rank in ranks:

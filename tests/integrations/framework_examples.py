@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import children
+from forked_ranks import HANG
 
 # The frameworks that the examples use: each takes seconds to import.
 FRAMEWORKS = ("lightning.pytorch", "accelerate", "transformers.trainer", "torchdata.nodes")
@@ -88,7 +89,7 @@ class Example:
                 for child, _ in processes:
                     child.send_signal(signal.SIGKILL)
             for child, output in processes:
-                code = child.wait(180)
+                code = child.wait(HANG)
                 # A rank may end by an error, before its signal comes, because the one before it was killed.
                 assert code == 0 or kill < len(ranks), (code, output.read_text())
         lines = [line.split() for line in _lines(record)]
@@ -128,7 +129,7 @@ def _lines(path):
 
 def _wait_for(record, count, processes):
     """Wait until a record has so many lines, while all processes run."""
-    for _ in range(180 * 50):
+    for _ in range(HANG * 50):
         if len(_lines(record)) >= count:
             return
         for child, output in processes:

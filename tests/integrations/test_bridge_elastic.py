@@ -16,7 +16,10 @@ from test_megatron_core import HERE, PYTHON, has_bridge
 
 from energon_stream.testing.datasets import prepared_text_dataset
 
-pytestmark = pytest.mark.skipif(not PYTHON.exists() or not has_bridge(), reason="no Bridge (make megatron)")
+pytestmark = [
+    pytest.mark.skipif(not PYTHON.exists() or not has_bridge(), reason="no Bridge (make megatron)"),
+    pytest.mark.timeout(3600),  # torchrun starts ten processes, each of which imports for seconds
+]
 SIZES = (1, 2, 3, 4, 6, 8)
 MIX = """
 __module__: megatron.energon

@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import random
+import threading
 import time
 from datetime import timedelta
 
@@ -26,6 +27,9 @@ from energon_stream.integrations.torchft import ReplicaLoader
 from energon_stream.testing.datasets import prepared_text_dataset
 
 SAMPLES = 1200
+BATCH = 2
+HANG = 900  # seconds, which end a hang
+LAST, HOLD, READY = range(3)  # of the pace: the step to end with, that to wait at, and groups ready to begin
 
 
 class Numbers(DefaultTaskEncoder):
@@ -46,7 +50,7 @@ def open_loader(data, streams):
         config = WorkerConfig(rank, ranks, 0, num_streams=streams)
         options = {"shuffle_buffer_size": 50, "max_samples_per_sequence": 10, "repeat": False}
         dataset = get_train_dataset(
-            data, batch_size=2, worker_config=config, task_encoder=Numbers(), **options
+            data, batch_size=BATCH, worker_config=config, task_encoder=Numbers(), **options
         )
         return get_savable_loader(dataset)
 
@@ -54,19 +58,19 @@ def open_loader(data, streams):
 
 
 def lighthouse(address):
-    server = LighthouseServer(
-        bind="[::]:0", min_replicas=2, join_timeout_ms=300, quorum_tick_ms=20, heartbeat_timeout_ms=1500
-    )
+    # A group without a heartbeat has left. A step waits for all others, however slow they are.
+    clocks = {"join_timeout_ms": 1000 * HANG, "quorum_tick_ms": 20, "heartbeat_timeout_ms": 3000}
+    server = LighthouseServer(bind="[::]:0", min_replicas=2, **clocks)
     address.send(server.address())
-    time.sleep(1000)
+    threading.Event().wait()
 
 
-def group(name, address, data, streams, steps, column, record, options):
+def group(name, address, data, streams, pace, column, record, options):
     """Train in a replica group: the gradient tells whose samples were trained on."""
     os.environ["TORCHFT_LIGHTHOUSE"] = address
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=30)),
         load_state_dict=lambda state: None,
         state_dict=dict,
         min_replica_size=2,
@@ -75,12 +79,17 @@ def group(name, address, data, streams, steps, column, record, options):
         store_addr="localhost",
         store_port=store.port,
         replica_id=f"group{name}",
-        timeout=timedelta(seconds=10),
+        timeout=timedelta(seconds=60),
+        quorum_timeout=timedelta(seconds=HANG),
+        connect_timeout=timedelta(seconds=HANG),
         hostname="localhost",
         **options,
     )
     loader = ReplicaLoader(open_loader(data, streams), manager, *column)
-    while manager.current_step() < steps:
+    pace[READY] = name
+    while manager.current_step() < pace[LAST]:
+        while manager.current_step() >= pace[HOLD]:
+            time.sleep(0.02)
         manager.start_quorum()
         try:
             batch = next(loader)
@@ -98,12 +107,13 @@ def group(name, address, data, streams, steps, column, record, options):
 
 
 class Job:
-    def __init__(self, data, folder, *, streams=12, steps=60, column=(0, 1), **options):
+    def __init__(self, data, folder, *, streams=12, steps=10_000, column=(0, 1), **options):
         self.context = multiprocessing.get_context("fork")
         receive, send = self.context.Pipe()
         self.lighthouse = self.context.Process(target=lighthouse, args=(send,), daemon=True)
         self.lighthouse.start()
-        self.arguments = (receive.recv(), data, streams, steps, column)
+        self.pace = self.context.RawArray("q", [steps, 1 << 62, -1])
+        self.arguments = (receive.recv(), data, streams, self.pace, column)
         self.folder, self.options, self.groups = folder, options, {}
 
     def start(self, name):
@@ -124,16 +134,29 @@ class Job:
                 assert found.setdefault(step, samples) == samples, step
         return found
 
-    def wait(self, step, seconds=100):
-        deadline = time.monotonic() + seconds
-        while max(self.steps(), default=0) < step:
-            assert time.monotonic() < deadline, (step, max(self.steps(), default=0))
+    def wait(self, is_due):
+        """Wait until the list of the samples of each step is as ``is_due`` wants it."""
+        deadline = time.monotonic() + HANG
+        while not is_due(samples := [found for _, found in sorted(self.steps().items())]):
+            assert time.monotonic() < deadline, list(map(len, samples))
             time.sleep(0.05)
+        return len(samples)
+
+    def wait_for(self, groups, steps=4):
+        """Wait for some steps in a row in which so many groups take part."""
+        return self.wait(lambda found: list(map(len, found[-steps:])) == [groups * BATCH] * steps)
+
+    def bring_back(self, name):
+        """Start a group again. The others go on, and wait for it before they run out of samples."""
+        self.pace[READY], self.pace[HOLD] = -1, len(self.steps()) + 8
+        self.start(name)
+        self.wait(lambda _: self.pace[READY] == name)
+        self.pace[HOLD] = 1 << 62
 
     def end(self):
         """Wait for a group to end; one that has to heal for the last step is then left alone."""
         ended = [process.sentinel for process in self.groups.values()]
-        assert multiprocessing.connection.wait(ended, 120)
+        assert multiprocessing.connection.wait(ended, HANG)
         for process in self.groups.values():
             process.join(5)
             assert not process.exitcode
@@ -164,27 +187,28 @@ def check(found, data, streams, *, in_order=True, column=(0, 1)):
     return counts
 
 
-def run(data, folder, *, groups=3, **options):
-    """Train with groups of which the second leaves and comes back."""
+def run(data, folder, **options):
+    """Train with three groups, of which the second leaves; the job goes on until it has come back."""
     job = Job(data, folder, **options)
-    for name in range(groups):
+    for name in range(3):
         job.start(name)
-    job.wait(8)
+    job.wait_for(3)
     job.kill(1)
-    job.wait(16)
-    job.start(1)
+    job.wait_for(2)
+    job.bring_back(1)
+    job.pace[LAST] = job.wait_for(3) + 4
     return job.end()
 
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_group_leaves_and_comes_back(data, tmp_path, is_async):
-    found = run(data, tmp_path, steps=32, use_async_quorum=is_async, init_sync=False)
+    found = run(data, tmp_path, use_async_quorum=is_async, init_sync=False)
     assert {2, 3} <= set(check(found, data, 12))
 
 
 def test_the_first_step_may_count_without_some_groups(data, tmp_path):
     """torchft's default lets the groups take the model of the first, and their gradients are nothing."""
-    found = run(data, tmp_path, steps=32)
+    found = run(data, tmp_path)
     counts = check(found, data, 12, in_order=False)
     assert counts[0] == 1
     assert {2, 3} <= set(counts)
@@ -192,19 +216,19 @@ def test_the_first_step_may_count_without_some_groups(data, tmp_path):
 
 def test_any_number_of_groups(data, tmp_path):
     """Three, and two, do not divide the streams."""
-    found = run(data, tmp_path, streams=5, steps=32, init_sync=False)
+    found = run(data, tmp_path, streams=5, init_sync=False)
     assert {2, 3} <= set(check(found, data, 5))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_of_groups_of_two_reads_its_share(data, tmp_path, rank):
     """The processes of one rank of all groups exchange states, without those of the other."""
-    found = run(data, tmp_path, steps=24, init_sync=False, column=(rank, 2))
+    found = run(data, tmp_path, init_sync=False, column=(rank, 2))
     assert {2, 3} <= set(check(found, data, 12, column=(rank, 2)))
 
 
 def test_all_groups_end_with_the_same_step(data, tmp_path):
-    job = Job(data, tmp_path, steps=10_000, init_sync=False)
+    job = Job(data, tmp_path, init_sync=False)
     for name in range(2):
         job.start(name)
     counts = check(job.end(), data, 12)
@@ -220,11 +244,11 @@ def test_ten_kills(data, tmp_path):
     step = 0
     for _ in range(10):
         step += random.randint(5, 10)
-        job.wait(step)
+        job.wait(lambda found, step=step: len(found) > step)
         name = random.randrange(3)
         job.kill(name)
         step += random.randint(0, 5)
-        job.wait(step)
+        job.wait(lambda found, step=step: len(found) > step)
         job.start(name)
     counts = check(job.end(), data, 12)
     assert len(counts) == 150
