@@ -99,22 +99,22 @@ def check_step(indices: Range | None, config: WorkerConfig) -> None:
         )
 
 
-def even_out(indices: Range | None, dataset: SavableDataset[Any], number: int) -> tuple[int, int]:
-    """Return the pass under way and the job's batches in it, where what is left is no multiple of the ranks.
+def even_out(index: int, dataset: SavableDataset[Any], rotation: Rotation) -> tuple[int, int]:
+    """Return the pass under way and the index of the job's next batch in it, if ranks begin amid a step.
 
     An :class:`EvenDataset` then drops or repeats batches at its end; the end of a virtual epoch is fixed, and
     a warning tells. Raises ConfigError if batches would have to be repeated, and cannot be made again.
     """
-    (first, _), (last, _) = indices or ((0, 0), (0, 0))
     config, ranks, length = dataset.worker_config, dataset.worker_config.world_size, job_pass(dataset)
-    before = first - number * length
-    if last - first != ranks - 1 or before % ranks == 0 or not length:
+    before = index - rotation.first_stream
+    if before % ranks == 0 or not length:
         return 0, 0
+    first = rotation.passes * length + before
     for each in with_inputs(dataset):
         if isinstance(each, EvenDataset) and each.total == length:
             if each.ends == "pad":
                 each.dataset.assert_can_restore()
-            return number, before
+            return rotation.passes, before
     if config.rank == 0:
         _log.warning(
             "the state is of %d batches, which is no multiple of %d ranks: %d of them get one batch more than the others "

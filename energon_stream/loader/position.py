@@ -26,7 +26,7 @@ class LoaderPosition(NamedTuple):
     changes: tuple[WeightChange, ...] = ()  # weights that the program set for the mixture
     # Step at which the number of ranks was chosen, and batches of the job before it.
     begun: tuple[int, int] = (0, 0)
-    # Pass in which the ranks were restored, and batches of the job in it before, if they know it.
+    # Pass in which the ranks began amid a step, and batches of the job in it before.
     resumed: tuple[int, int] = (0, 0)
 
     @classmethod

@@ -161,9 +161,6 @@ class SavableDataLoader(BasicDataLoader[T]):
             at = global_index(self._position.rotation, config, job_pass(self.dataset))
         indices = agree(replace(occasion, key=str(self.dataset.training)), config, problem, has, at)
         check_step(indices, config)
-        if occasion is RESTORE:
-            resumed = even_out(indices, self.dataset, self._position.rotation.passes)
-            self._position = self._position._replace(resumed=resumed)
         self._has_agreed = True
 
     @cached_property
@@ -201,7 +198,13 @@ class SavableDataLoader(BasicDataLoader[T]):
         states = copied(position.states)
         steps = steps_of(self.dataset, position) if is_live(self.dataset) else None
         state = make_rank_state(
-            self._description, self.worker_config, position.rotation, states, position.changes, steps
+            self._description,
+            self.worker_config,
+            position.rotation,
+            states,
+            position.changes,
+            steps,
+            position.resumed,
         )
         if self._recorder is None:
             return state
@@ -297,12 +300,13 @@ class SavableDataLoader(BasicDataLoader[T]):
         self._description = describe(self.dataset, again=chosen == "continue")
         if chosen == "continue":
             state, report = continue_state(state, self.dataset, self._description)
-        rotation, streams, changes, begun = check_rank_state(
+        rotation, streams, changes, begun, index = check_rank_state(
             state, self._description, self.worker_config, self.dataset.pass_length
         )
         check_changes(self.dataset, changes)
         states = copied({stream: streams.get(stream) for stream in rotation.streams})
-        self._position = LoaderPosition(rotation, states, changes=changes, begun=begun)
+        resumed = even_out(index, self.dataset, rotation)
+        self._position = LoaderPosition(rotation, states, changes=changes, begun=begun, resumed=resumed)
         if self._recorder is not None:
             self._recorder.restore(read_rank_state(state).get("run"), self._position.states)
         self._unlisted = max(0, counts_of(self._position)[1] - self._bad.count)

@@ -71,7 +71,7 @@ class Context:
     reader_groups: dict[int, ReaderGroup] = field(default_factory=dict, compare=False)
     decode_threads: DecodeThreads | None = field(default=None, compare=False)  # of this process
     failures: Failures = field(default_factory=Failures, compare=False)  # of this process
-    # Elements of the job in the pass under way before ranks were restored, if they know it.
+    # Elements of the job in the pass under way before the ranks began amid a step.
     resumed: int = 0
 
     def child(self, number: int) -> Context:

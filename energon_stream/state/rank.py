@@ -19,7 +19,14 @@ from energon_stream.schedule import WeightChange, damaged, is_count, reading, sh
 from energon_stream.state.digest import not_plain, with_digest
 from energon_stream.state.identity import IDENTITIES, unchecked_names
 from energon_stream.state.mixture_weights import STEPS, WEIGHTS, read_changes, read_steps, write_changes
-from energon_stream.state.rotation import check_batches, read_rotation, write_rotation
+from energon_stream.state.rotation import (
+    RESUMED,
+    check_batches,
+    next_of_job,
+    read_resumed,
+    read_rotation,
+    write_rotation,
+)
 from energon_stream.state.versions import DEALT_VERSION, FORMAT, VERSION, migrate
 from energon_stream.worker_fields import STREAMS_VARIABLE
 
@@ -83,10 +90,12 @@ def make_rank_state(
     streams: Mapping[int, Any],
     changes: Sequence[WeightChange] = (),
     steps: tuple[int, int] | None = None,
+    resumed: tuple[int, int] = (0, 0),
 ) -> dict[str, Any]:
     """Put a rank's state together. Raises StateError if it holds a value that is not of a built-in type."""
     weights = {WEIGHTS: write_changes(changes)} if changes else {}
     counted = {} if steps is None else {STEPS: list(steps)}
+    amid = {RESUMED: list(resumed)} if resumed[1] and resumed[0] == rotation.passes else {}
     known = description.identities
     named = {} if config.conventions == "own" else {"conventions": config.conventions}
     return with_digest(
@@ -102,6 +111,7 @@ def make_rank_state(
             **({} if config.dealt_to == 1 else {DEALT_TO: config.dealt_to}),
             **weights,
             **counted,
+            **amid,
             "rotation": write_rotation(rotation),
             "streams": {str(stream): state for stream, state in streams.items()},
         }
@@ -137,6 +147,7 @@ def read_rank_state(state: Any, streams: Sequence[int] | None = None) -> dict[st
             raise damaged(f"streams that were dealt to {shown(dealt_to)} ranks")
         read_changes(found)
         read_steps(found)
+        read_resumed(found)
     return with_digest({**found, "topology": topology, "rotation": write_rotation(rotation)})
 
 
@@ -237,11 +248,11 @@ def _length_hint(length: int, config: WorkerConfig) -> str:
 
 def check_rank_state(
     state: Any, description: Description, config: WorkerConfig, pass_length: int = 0
-) -> tuple[Rotation, dict[int, Any], tuple[WeightChange, ...], tuple[int, int]]:
+) -> tuple[Rotation, dict[int, Any], tuple[WeightChange, ...], tuple[int, int], int]:
     """Check a rank's state, or its msgpack bytes, against the dataset and the rank to restore.
 
-    Returns the rotation, the state of each stream, the weights that were set for the mixture, and the
-    step of the state with the batches of the job before it.
+    Returns the rotation, the state of each stream, the weights that were set for the mixture, the step of
+    the state with the batches of the job before it, and the index of the job's next batch in the pass.
     """
     read = read_rank_state(state)
     rotation = check_topology(read, config, pass_length)
@@ -260,7 +271,7 @@ def check_rank_state(
             "it could not be checked that the samples are those with which the state was saved: %s", unchecked
         )
     streams = {int(stream): value for stream, value in read["streams"].items()}
-    return rotation, streams, read_changes(read), read_steps(read)
+    return rotation, streams, read_changes(read), read_steps(read), next_of_job(read)
 
 
 def check_packs(read: Mapping[str, Any], description: Description) -> None:

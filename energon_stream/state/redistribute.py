@@ -13,7 +13,13 @@ from energon_stream.pipeline.stream_runner import Rotation
 from energon_stream.state.digest import with_digest
 from energon_stream.state.mixture_weights import read_changes
 from energon_stream.state.rank import DEALT_TO, read_rank_state, use_sizes, world_sizes
-from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
+from energon_stream.state.rotation import (
+    RESUMED,
+    next_index,
+    read_rotation,
+    rotation_at,
+    write_rotation,
+)
 
 
 def deal_state(states: Sequence[Any], rank: int, world_size: int) -> Any:
@@ -79,6 +85,7 @@ def redistribute(
         with_digest(
             {
                 **first,
+                RESUMED: [rotations[0].passes, index],
                 "topology": {**first["topology"], "world_size": world_size, "rank": rank},
                 "rotation": write_rotation(rotation_at(rotations[0], index, rank, world_size)),
                 "streams": {str(stream): pool[str(stream)] for stream in range(rank, streams, world_size)},

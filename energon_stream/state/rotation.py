@@ -2,6 +2,9 @@
 
 Format: ``[stream whose turn is next, [streams that ended in this pass], elements that the rank yielded in
 this pass, passes that are over, elements of a pass of the whole job with virtual epochs (else 0)]``.
+
+A state that was dealt to other ranks also has ``[pass, index]``: the pass in which they begin, and the
+:func:`next_of_job` there. In this pass, their steps are counted from it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import Any
 from energon_stream.pipeline.epochs import share_of_stream
 from energon_stream.pipeline.stream_runner import Rotation
 from energon_stream.schedule import damaged, is_count, shown
+
+RESUMED = "resumed"
 
 
 def write_rotation(rotation: Rotation) -> list[Any]:
@@ -60,6 +65,29 @@ def next_index(rotation: Rotation, rank: int, world_size: int) -> int:
     return (
         rotation.first_stream + (rank - rotation.first_stream) % world_size + rotation.consumed * world_size
     )
+
+
+def read_resumed(state: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the pass in which ranks began, and the index there; (0, 0) if a state does not say."""
+    saved = state.get(RESUMED, (0, 0))
+    if not isinstance(saved, (list, tuple)) or len(saved) != 2 or not all(map(is_count, saved)):
+        raise damaged(f"{shown(saved)} for a pass and an index")
+    return saved[0], saved[1]
+
+
+def next_of_job(state: Mapping[str, Any]) -> int:
+    """Return the smallest :func:`next_index` of all ranks, which stand at one step, from the state of one.
+
+    In the steps of a pass, ranks begin with its first stream, or where they were dealt anew in it.
+    """
+    topology: Mapping[str, int] = state["topology"]
+    (number, begin), world_size = read_resumed(state), topology["world_size"]
+    rotation = read_rotation(state["rotation"], topology)
+    begin = begin if number == rotation.passes else rotation.first_stream
+    if rotation.ended:  # the number of elements does not tell
+        return begin
+    index = next_index(rotation, topology["rank"], world_size)
+    return index - (index - begin) % world_size
 
 
 def rotation_at(like: Rotation, index: int, rank: int, world_size: int) -> Rotation:

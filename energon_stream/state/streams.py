@@ -20,7 +20,14 @@ from energon_stream.schedule import damaged, reading, shown
 from energon_stream.state.digest import with_digest
 from energon_stream.state.mixture_weights import WEIGHTS, read_changes
 from energon_stream.state.rank import DEALT_TO, dumps, peek_streams, read_rank_state, world_sizes
-from energon_stream.state.rotation import next_index, read_rotation, rotation_at, write_rotation
+from energon_stream.state.rotation import (
+    RESUMED,
+    next_index,
+    next_of_job,
+    read_rotation,
+    rotation_at,
+    write_rotation,
+)
 
 STREAMS_FORMAT = "energon_stream.streams"
 _VERSION = 1
@@ -76,6 +83,7 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
         is_one_step = all(state["rotation"] == rotation for state in states)
     else:
         rotation, is_one_step = _dealt(states, mine, rank, world_size)
+        first = {**first, RESUMED: [rotation[3], next_of_job(first)]}
     if not is_one_step:
         raise StateMismatchError(
             "the streams stand at different steps", hint="save all ranks after the same step"

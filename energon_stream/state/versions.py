@@ -13,6 +13,7 @@ A rank's state, version 4::
                  know it,
      "conventions": the conventions of WorkerConfig, if they differ from the library's own,
      "weights", "steps": weights that a program set, see :mod:`energon_stream.state.mixture_weights`,
+     "resumed": where a state was dealt to other ranks, and
      "rotation": whose turn it is, see :mod:`energon_stream.state.rotation`,
      "streams": {"<stream>": {"batches": number, "node": state of the pipeline,
                               "counts": samples that were read, that failed, calls that failed, and emptied

@@ -1,5 +1,8 @@
 """The end of finite data in real jobs: no rank waits in a collective for one that has ended."""
 
+import random
+from itertools import islice
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from energon_stream import WorkerConfig, get_savable_loader, stateless
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline import BatchDataset, EvenDataset, MapDataset, with_ends
+from energon_stream.state import redistribute
 from energon_stream.testing.operator_suite import NumbersDataset
 
 SAMPLES = 55
@@ -109,6 +113,56 @@ def test_a_pass_ends_on_all_ranks_also_where_other_numbers_of_ranks_begin_amid_a
     assert [number for step in following for number in step] == [
         number for at in range(0, len(alone), world) for number in sorted(alone[at : at + world])
     ]
+
+
+def saved(loaders, by):
+    """The states of all ranks, and how each rank of others restores them, by calls that no rank answers."""
+    if by == "list":
+        states = [loader.save_state_rank() for loader in loaders]
+        return lambda loader: loader.restore_state_global(states)
+    if by == "files":
+        states = [loader.save_state_rank() for loader in loaders]
+
+        def restore(loader):
+            config = loader.worker_config
+            loader.restore_state_rank(redistribute(states, config.world_size)[config.rank])
+
+        return restore
+    dicts = [loader.state_dict() for loader in loaders]
+    streams = {stream: entry for each in dicts for stream, entry in each["streams"].items()}
+
+    def load(loader):  # what torch.distributed.checkpoint gives a rank
+        config = loader.worker_config
+        mine = [str(stream) for stream in range(config.rank, STREAMS, config.world_size)]
+        loader.load_state_dict({**dicts[0], "streams": {stream: streams[stream] for stream in mine}})
+
+    return load
+
+
+@pytest.mark.parametrize("by", ["list", "files", "streams"])
+@pytest.mark.parametrize("ends", ["drop", "pad"])
+def test_without_a_process_group_the_states_tell_where_a_pass_ends(ends, by):
+    for seed in range(6):
+        draw = random.Random(seed)
+        alone = [int(batch) for batch in open_loader(ends)]
+        found, restore, is_last = [], None, False
+        while not is_last:
+            world = draw.choice((1, 2, 3, 4, 6, 12))
+            loaders = [open_loader(ends, rank, world) for rank in range(world)]
+            if restore is not None:
+                for loader in loaders:
+                    restore(loader)
+            steps = draw.randint(1, 6)
+            given = [[int(batch) for batch in islice(loader, steps)] for loader in loaders]
+            is_last = any(len(batches) < steps for batches in given)
+            assert len({len(batches) for batches in given}) == 1, (seed, world, len(found))
+            found += [number for step in zip(*given, strict=True) for number in sorted(step)]
+            restore = saved(loaders, by)
+        # In steps, whose batches are in any order.
+        missing = len(alone) - len(found)
+        assert 0 <= missing < 12 if ends == "drop" else 0 >= missing > -12
+        more = [alone[at - STREAMS] for at in range(len(alone), len(found))]
+        assert sorted(found) == sorted(alone[: len(found)] + more)
 
 
 def unlike(number):
