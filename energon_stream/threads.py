@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from energon_stream.errors import ConfigError
@@ -58,18 +59,25 @@ class Repeater:
 
 
 @contextmanager
-def steady_stacks() -> Iterator[None]:
-    """Let a block walk the stacks of other threads.
+def steady_stacks() -> Iterator[dict[int, FrameType]]:
+    """Let a block walk the stacks of other threads: their innermost frames, by the number of the thread.
+
+    Whoever has a frame keeps the variables of its function alive, and those of its callers: also when they
+    have returned, and so whole batches. The caller's own frame would refer to itself, and keep them until the
+    collector runs. So it is left out, and the others are let go with the end of the block.
 
     On Python 3.11, ``f_back`` may collect garbage before it returns. A finalizer may let the other thread run
     meanwhile, and then the frame is gone. CPython made ``sys._current_frames()`` safe in the same way
     (gh-106883).
     """
-    if sys.version_info >= (3, 12) or not gc.isenabled():
-        yield
-        return
-    gc.disable()
+    may_collect = sys.version_info >= (3, 12) or not gc.isenabled()
+    if not may_collect:
+        gc.disable()
+    frames = sys._current_frames()
     try:
-        yield
+        frames.pop(threading.get_ident(), None)
+        yield frames
     finally:
-        gc.enable()
+        frames.clear()
+        if not may_collect:
+            gc.enable()

@@ -4,6 +4,7 @@ import gc
 import json
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +15,7 @@ from energon_stream import (
     DefaultTaskEncoder,
     JobStats,
     LoaderStats,
+    MapDataset,
     WorkerConfig,
     get_loader,
     get_train_dataset,
@@ -24,6 +26,7 @@ from energon_stream.loader.observe.meter import percentile, samples_in
 from energon_stream.loader.observe.profile import CAUSES, Profile, Profiler, describe
 from energon_stream.storage import CounterSnapshot, default_counters
 from energon_stream.testing.datasets import prepared_binary_dataset
+from energon_stream.testing.operator_suite import NumbersDataset
 
 SAMPLES = 200
 
@@ -120,6 +123,35 @@ def test_a_loader_may_be_freed_while_its_thread_counts_a_request(folder):
         del loader
         gc.collect()
     read(folder, 0, DefaultTaskEncoder())
+
+
+@pytest.mark.parametrize("kind", ["main", "thread"])
+def test_looks_keep_no_batch_alive(kind):
+    """A look meets functions that are about to return with a batch, and the collector does not run."""
+
+    class Value:
+        pass
+
+    def made(_):
+        seen = loader.stats().profile.looks
+        while len(values) < 6 and loader.stats().profile.looks <= seen:
+            time.sleep(0.001)
+        value = Value()
+        values.append(weakref.ref(value))
+        return value
+
+    values = []
+    dataset = MapDataset(NumbersDataset(9, WorkerConfig(0, 1, 1)), made)
+    gc.disable()
+    try:
+        with get_loader(dataset, worker_type=kind) as loader:
+            for _ in loader:
+                pass
+            del _
+        assert sum(value() is not None for value in values) == 0
+    finally:
+        gc.enable()
+    assert len(values) == 9
 
 
 def test_a_stack_outside_of_loaders_has_no_cause():

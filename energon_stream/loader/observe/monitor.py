@@ -50,9 +50,7 @@ class Activity:
     def of_thread(cls, ident: int | None) -> Activity:
         """Describe a thread of this process."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        with steady_stacks():
-            frames = sys._current_frames()
-            frames.pop(threading.get_ident(), None)
+        with steady_stacks() as frames:
             call = running_call(frames.get(ident or 0))
             own_first = sorted(frames, key=lambda number: number != ident)
             stacks = "\n".join(

@@ -6,7 +6,6 @@ for the store.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -101,8 +100,7 @@ class Profiler:
         self._repeater.close()
 
     def _look(self) -> None:
-        with steady_stacks():
-            frames = sys._current_frames()
+        with steady_stacks() as frames:
             found = [(ident, *describe(frames.get(ident))) for ident in self.idents]
         for ident, cause, function in found:
             if cause is not None:
