@@ -114,6 +114,11 @@ class Traffic:
         self.counters = ServerCounters(max_in_flight=self._in_flight)
         self.log.clear()
 
+    def hold(self) -> None:
+        """Hold back answers from now on; those that are held go out, before any request that follows them."""
+        self.released.set()
+        self.released.clear()
+
     def shape(self, shaping: Shaping) -> None:
         """Change the options; the sequence of random faults starts again."""
         self.shaping = shaping
@@ -213,7 +218,7 @@ def _control(traffic: Traffic, request: HttpRequest) -> Response:
         "shaping": lambda: asdict(traffic.shaping),
         "rule": lambda: traffic.rules.faults.append(Rule(**argument)),
         "clear": traffic.rules.faults.clear,
-        "hold": traffic.released.clear,
+        "hold": traffic.hold,
         "release": traffic.released.set,
     }
     action = actions.get(request.path.removeprefix(CONTROL_PATH))

@@ -90,7 +90,10 @@ class S3Control:
         self._control("clear")
 
     def hold(self) -> None:
-        """Answer no request until :meth:`release`; requests of controls are answered all the same."""
+        """Answer no request until :meth:`release`; requests of controls are answered all the same.
+
+        Called again, it answers those that are held, and holds what comes then: one round trip.
+        """
         self._control("hold")
 
     def release(self) -> None:

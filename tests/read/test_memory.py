@@ -133,11 +133,18 @@ def test_a_loader_lets_go_of_what_it_gave_out(tmp_path):
         get_train_dataset(tmp_path, worker_config=WorkerConfig(0, 1, 0), auto_decode=False, **options)
     )
     samples = iter(loader)
-    for _ in range(5):
-        sample = next(samples)
-        follow = weakref.ref(sample)
-        del sample
-        assert follow() is None
+    gc.disable()
+    try:
+        for _ in range(5):
+            sample = next(samples)
+            follow = weakref.ref(sample)
+            del sample
+            limit = time.monotonic() + 100
+            while follow() is not None and time.monotonic() < limit:
+                time.sleep(0.001)  # another thread may look at the stacks, and has not gone on yet
+            assert follow() is None
+    finally:
+        gc.enable()
 
 
 PROLOGUE = """

@@ -3,9 +3,11 @@
 import gc
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -139,44 +141,41 @@ def test_rows_of_several_row_groups_are_mixed_and_each_group_is_read_once(tmp_pa
     assert len(ranges) == len(set(ranges)) or not ranges
 
 
-LATENCY = 0.3
+TRIPS = {"file": [1, 1, 2], "prepared folder": [4, 1, 2, 3]}
+"""Requests of each round trip: of a file its footer, the rest of it, and pages; of a folder first metadata."""
 
 
-def round_trips(log, latency):
-    """Count the longest chain of requests of which each began after the end of the one before."""
-    count, last = 0, 0.0
-    for entry in sorted(log, key=lambda entry: entry.time):
-        if entry.time - latency >= last:
-            count, last = count + 1, entry.time
-    return count
-
-
-@pytest.mark.parametrize("kind", ["file", "prepared folder"])
+@pytest.mark.parametrize("kind", TRIPS)
 def test_the_first_batch_takes_four_round_trips(tmp_path, kind):
-    """Of which opening the dataset takes some: data waits for no more than its footer."""
+    """Answers go out when all requests of a trip are in: a batch that needs another trip never comes."""
     folder, _ = folder_of(tmp_path)
     if kind == "prepared folder":
         prepare_dataset(str(folder), split_ratio=(1, 0, 0))
-    # A busy machine asks one after another for what it needs at the same time.
-    tries = (round_trips(first_batch_of(folder, kind), LATENCY) for _ in range(5))
-    assert any(count <= 4 for count in tries)
-
-
-def first_batch_of(folder, kind):
-    """What a new server was asked for."""
-    with S3Server(first_byte_latency=LATENCY) as server:
+    with S3Server() as server, ThreadPoolExecutor(1) as thread:
         server.create_bucket("bucket")
         server.upload_folder(folder, "s3://bucket")
         server.reset_counters()
-        path = "s3://bucket/0.parquet" if kind == "file" else "s3://bucket"
-        options = {"storage_options": server.storage_options, "parallel_shard_iters": 1}
-        dataset = train(path, **options, batch_size=8)
-        opened = server.log()
-        assert kind != "prepared folder" or not any(entry.key.endswith(".parquet") for entry in opened)
-        next(iter(dataset))
-        log = server.log()
-    assert [entry for entry in log[len(opened) :] if entry.key.endswith(".parquet")]
-    return log
+        server.hold()
+        batch = thread.submit(first_batch_of, server, kind)
+        try:
+            for requests in accumulate(TRIPS[kind]):
+                while server.counters().total < requests and not batch.done():
+                    time.sleep(0.001)
+                server.hold()
+            assert len(batch.result(timeout=300)["__key__"]) == 8
+        finally:
+            server.release()
+
+
+def first_batch_of(server, kind):
+    path = "s3://bucket/0.parquet" if kind == "file" else "s3://bucket"
+    options = {"storage_options": server.storage_options, "parallel_shard_iters": 1}
+    dataset = train(path, **options, batch_size=8)
+    opened = server.log()
+    assert kind != "prepared folder" or not any(entry.key.endswith(".parquet") for entry in opened)
+    batch = next(iter(dataset))
+    assert [entry for entry in server.log()[len(opened) :] if entry.key.endswith(".parquet")]
+    return batch
 
 
 def test_only_the_chosen_columns_are_read(tmp_path, s3_server, tmp_bucket):
