@@ -359,6 +359,6 @@ def test_a_batch_lives_no_longer_than_the_loop_needs_it():
     config = WorkerConfig(0, 1, 1)
     batches = BatchDataset(MapDataset(NumbersDataset(200, config), Value), 2, list)
     with get_loader(batches, worker_type="thread", prefetch_factor=2) as loader:
-        # Batches of two: in the hands of the loop, two ahead, and one that waits to be sent. A look at the stacks
+        # Batches of two: in the hands of the loop, two ahead, and one that waits to be sent. A look at stacks
         # that the machine interrupts has those of both threads, with the samples of one more.
         assert max(Value.alive for _ in loader) <= 14

@@ -142,7 +142,7 @@ def test_rows_of_several_row_groups_are_mixed_and_each_group_is_read_once(tmp_pa
 
 
 TRIPS = {"file": [1, 1, 2], "prepared folder": [4, 1, 2, 3]}
-"""Requests of each round trip: of a file its footer, the rest of it, and pages; of a folder first metadata."""
+"""Requests of each round trip: a footer, the rest of it, and pages; of a folder metadata before."""
 
 
 @pytest.mark.parametrize("kind", TRIPS)

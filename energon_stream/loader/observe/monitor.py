@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
