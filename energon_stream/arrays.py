@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,16 @@ class MappedArray(np.ndarray[Any, np.dtype[np.uint8]]):
     """Bytes of a mapped file. Its views can be hashed, as those of ``bytes``."""
 
     __hash__ = object.__hash__  # type: ignore[assignment] # arrays have none, and their views neither
+
+
+def _copied(view: memoryview) -> tuple[type[memoryview], tuple[bytes]]:
+    if view.format != "B" or view.ndim != 1:
+        raise TypeError("cannot pickle memoryview objects")  # as pickle says
+    return memoryview, (view.tobytes(),)
+
+
+# What processes send each other, as the workers of torch's DataLoader: without it, such a worker hangs.
+ForkingPickler.register(memoryview, _copied)
 
 
 def as_view(data: bytes | memoryview) -> memoryview:

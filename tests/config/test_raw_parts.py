@@ -10,6 +10,7 @@ import tarfile
 
 import numpy as np
 import pytest
+import torch.utils.data
 
 from energon_stream import (
     Cooker,
@@ -173,6 +174,14 @@ def test_workers_send_views(folder, worker_type):
     assert_views(samples, in_tars(folder))
     expected = [sample["__key__"] for sample in samples_of(opened(folder, raw_parts="bytes"))]
     assert [sample["__key__"] for sample in samples] == expected
+
+
+def test_the_workers_of_torchs_loader_send_views(folder):
+    """A queue pickles in a thread, so that what it cannot pickle is waited for without end."""
+    dataset = open_dataset(str(folder), split_part="train", raw_parts="memoryview", task_encoder=Encoder())
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=1, collate_fn=list, timeout=600)
+    samples = [sample for batch in loader for sample in batch]
+    assert_views(samples, in_tars(folder))
 
 
 @pytest.mark.parametrize("threads", [0, 2])

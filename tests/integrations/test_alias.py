@@ -55,6 +55,7 @@ OWN_FORMS = (
     "get_val_datasets",
     "get_savable_loader",
     "traverse_metadataset",
+    "load_dataset",
 )
 """Functions of another form under the alias: the order must be given, paths are ``EPath``, and loaders deal
 the files of other ranks.
