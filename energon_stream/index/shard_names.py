@@ -188,7 +188,9 @@ def only_tars(entries: Iterable[ListEntry], url: str) -> list[ListEntry]:
         )
     found = f"; it has {counted(len(others), 'other file')}, such as {others[0].path!r}" if others else ""
     hint = conversion_hint(url) if others else path_hint(url)
-    raise ObjectNotFoundError(f"the folder has no .tar files{found}", where=url, hint=hint)
+    is_there = not is_local(url) or Path(local_path(url)).is_dir()
+    what = f"the folder has no .tar files{found}" if is_there else "no such folder"
+    raise ObjectNotFoundError(what, where=url, hint=hint)
 
 
 def conversion_hint(url: str) -> str:
