@@ -136,7 +136,7 @@ frameworks:
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest -m '' --timeout 3600 -v $(FRAMEWORKS:%=tests/integrations/test_%.py) \
 		$(FRAMEWORKS:%=docs/frameworks/%.md)
 	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
-	.venv-verl/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 verl==0.9.1 cachetools -e '.[test]'
+	.venv-verl/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 verl==0.9.1 cachetools fastapi -e '.[test]'
 	.venv-verl/bin/python -m pytest -m '' --timeout 3600 tests/integrations/test_verl.py -v
 
 # The transforms and the image decoders beside torchvision, which fits one version of torch alone.

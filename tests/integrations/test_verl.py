@@ -3,6 +3,8 @@
 import random
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -177,6 +179,102 @@ def test_fine_tuning_goes_on_with_other_ranks(data, tmp_path, workers):
         deal_states(tmp_path, 7)
     with pytest.raises(StateError, match="0 ranks"):
         deal_states(tmp_path / "nothing", 2)
+
+
+class Tuned(VerlRows):
+    """What SFTTrainer imports from this file: numbers of the dataset's rows."""
+
+    def open(self, files):
+        rows = open_dataset(files)
+        return [{"input_ids": torch.tensor([number])} for number in range(len(rows))]
+
+
+class Replica:
+    """In the place of the engine with the model: one of some data-parallel ranks."""
+
+    def __init__(self, rank, ranks):
+        self.get_data_parallel_rank, self.get_data_parallel_size = lambda: rank, lambda: ranks
+        self.is_mp_src_rank_with_outputs = lambda: True
+
+    def save_checkpoint(self, local_path, **options):
+        Path(local_path).mkdir(parents=True, exist_ok=True)
+
+    def load_checkpoint(self, path):
+        pass
+
+
+@pytest.fixture
+def one_process():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ten_resizes_in_verls_own_fine_tuning_over_ends_of_epochs(data, tmp_path, workers, one_process):
+    """SFTTrainer's functions make the loaders, and its handler saves and loads them; fit's loop is below."""
+    pytest.importorskip("verl", reason="no verl (`make frameworks` has it)")
+    from omegaconf import OmegaConf
+    from verl.trainer.sft_trainer import SFTTrainer
+
+    section = {
+        "train_files": str(data / "coco"),
+        "val_files": None,
+        "train_batch_size": 6,
+        "pad_mode": "right",
+    }
+    section |= {"num_workers": workers, "custom_cls": {"path": __file__, "name": "Tuned"}}
+
+    def open_ranks(ranks, folder):
+        trainers = []
+        for rank in range(ranks):
+            trainer = SFTTrainer.__new__(SFTTrainer)
+            trainer.config = OmegaConf.create(
+                {"data": section, "model": {}, "trainer": {"default_local_dir": str(folder)}}
+            )
+            trainer.model_config = SimpleNamespace(tokenizer=None, processor=None)
+            trainer.engine = Replica(rank, ranks)
+            trainer._build_dataset()
+            trainer._build_dataloader()
+            trainer._build_ckpt_handler()
+            trainer.resume_global_step = trainer.ckpt_handler.load_checkpoint()
+            trainers.append(trainer)
+        return trainers
+
+    def fit(trainers, end):
+        """Yield the step, and the rows of all ranks, as SFTTrainer.fit gets them."""
+        (step,) = {trainer.resume_global_step for trainer in trainers}
+        for epoch in range(step // len(trainers[0].train_dataloader), 1000):
+            for trainer in trainers:
+                trainer.train_sampler.set_epoch(epoch=epoch)
+            for parts in zip(*[trainer.train_dataloader for trainer in trainers], strict=True):
+                step += 1
+                yield step, sorted(int(row) for part in parts for row in part["input_ids"])
+                if step == end:
+                    return
+
+    whole = dict(fit(open_ranks(1, tmp_path / "whole"), 60))
+    passes = [[row for step in range(begin, begin + 6) for row in whole[step]] for begin in (1, 7)]
+    assert [len({*rows}) for rows in passes] == [36, 36]  # of 40 rows
+    assert passes[0] != passes[1]
+    draw, folder, ranks, saved, found = random.Random(workers), tmp_path / "killed", 0, 0, {}
+    for _ in range(11):
+        ranks = draw.choice([number for number in (1, 2, 3, 6) if number != ranks])
+        if saved:
+            deal_states(folder / f"global_step_{saved}", ranks)
+        trainers = open_ranks(ranks, folder)
+        saved += draw.randint(2, 4)
+        saved += saved % 6 == 0  # verl leaves out the epoch after a checkpoint at the end of one
+        for step, rows in fit(trainers, saved + draw.randint(0, 2)):
+            assert rows == whole[step], step
+            found[step] = rows
+            if step == saved:
+                for trainer in trainers:
+                    trainer.ckpt_handler.save_checkpoint(step)
+    assert [*found] == [*range(1, len(found) + 1)]
+    assert len(found) > 24
 
 
 @pytest.mark.slow
