@@ -33,13 +33,19 @@ register_profiles()
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A shell starts background jobs with this one ignored, and what they start inherits that: nothing could be
-# interrupted.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 # gcsfs asks Google what kind a bucket is, for a minute, unless this was set when it was imported first.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure() -> None:
+    """Let tests interrupt what they start.
+
+    A shell starts background jobs with this signal ignored, and what they start inherits that; processes of
+    pytest-xdist too, which import nothing again.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -425,7 +425,7 @@ NAMED = {
         {"path": TARS},
         (ObjectNotFoundError, r"1 of 4 tars do not exist, the first is 'data-000001\.tar'"),
     ),
-    "no tars": (shutil.rmtree, {}, (ObjectNotFoundError, r"no \.tar files")),
+    "no tars": (shutil.rmtree, {}, (ObjectNotFoundError, r"no \.tar files|no such folder")),
     "not declared": (None, {"declared": {}}, (NotPreparedError, "sample_type=")),
     "split part": (None, {"split_part": "dev"}, (ConfigError, "'dev', because the dataset is not prepared")),
     "split file": (None, {"split_config": "x.yaml"}, (ConfigError, "split_config or dataset_config")),
