@@ -4,6 +4,7 @@ import io
 import json
 import socket
 import struct
+import tempfile
 import time
 from pathlib import Path
 
@@ -36,8 +37,9 @@ def ways_in(data):
     yield AVDecoder(io.BytesIO(data)).get_metadata
     yield AVDecoder(io.BytesIO(data)).get_video
     yield AVDecoder(io.BytesIO(data)).get_audio
-    Path("x.mp4").write_bytes(data)
-    yield lambda: read_av(LocalStore("."), MediaFile("x.mp4", "x.mp4", 0, len(data), None))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "x.mp4").write_bytes(data)
+        yield lambda: read_av(LocalStore(folder), MediaFile("x.mp4", "x.mp4", 0, len(data), None))
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,7 @@ def test_few_requests_are_under_way_until_the_line_is_known(at_once, folder, rem
     reader = SampleReader(schedule, schedule.begin(), locators, group)
     read(reader, 2)
     fetcher.held, count, most = [], 2, 0
-    assert fetcher.early <= 2 * first
+    assert not at_once or fetcher.early <= 2 * first  # else what has arrived meanwhile lets more be asked for
     while count < 2 * SHARDS * PER_SHARD:
         group.look_ahead(reader)
         under_way = sum(size for size, _, _ in fetcher.held)
