@@ -40,14 +40,15 @@ class MappedArray(np.ndarray[Any, np.dtype[np.uint8]]):
     __hash__ = object.__hash__  # type: ignore[assignment] # arrays have none, and their views neither
 
 
-def _copied(view: memoryview) -> tuple[type[memoryview], tuple[bytes]]:
+def reduce_view(view: memoryview) -> tuple[type[memoryview], tuple[bytes]]:
+    """Return what pickles make of a view: a copy of plain bytes."""
     if view.format != "B" or view.ndim != 1:
         raise TypeError("cannot pickle memoryview objects")  # as pickle says
     return memoryview, (view.tobytes(),)
 
 
 # What processes send each other, as the workers of torch's DataLoader: without it, such a worker hangs.
-ForkingPickler.register(memoryview, _copied)
+ForkingPickler.register(memoryview, reduce_view)
 
 
 def as_view(data: bytes | memoryview) -> memoryview:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from energon_stream.arrays import reduce_view
+
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return True if dtype, shape, bytes and ``requires_grad`` say all of a tensor."""
@@ -47,8 +49,8 @@ class TensorPickler(pickle.Pickler):
         if isinstance(obj, torch.TypedStorage) and obj.device.type == "cpu":
             untyped = obj._untyped_storage
             return _typed_storage, (bytes(_bytes_in(untyped, 0, untyped.nbytes())), obj.dtype)
-        if isinstance(obj, memoryview) and obj.format == "B" and obj.ndim == 1:  # a part as it is
-            return memoryview, (obj.tobytes(),)
+        if isinstance(obj, memoryview):  # a part as it is
+            return reduce_view(obj)
         return NotImplemented
 
 
