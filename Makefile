@@ -192,7 +192,7 @@ release-check:
 	$(PYTHON) -m venv .venv-release
 	.venv-release/bin/python -m pip install -q --disable-pip-version-check build twine
 	.venv-release/bin/python -m build -q -o dist .
-	.venv-release/bin/python -m pip install -q --disable-pip-version-check hatchling dist/*.whl
+	.venv-release/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt hatchling dist/*.whl
 	.venv-release/bin/python -m build -q --wheel --no-isolation -o dist packages/energon-stream-megatron
 	.venv-release/bin/python -m twine check --strict dist/*
 	$(PYTHON) docs/tools/release_check.py dist $(RELEASE)
