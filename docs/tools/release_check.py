@@ -82,16 +82,18 @@ def check_archives(dist: Path, tag: str | None) -> Path:
     assert f"-{version}-" in megatron.name, (megatron.name, version)
     address = about["Project-URL"].partition(", ")[2]
     assert tag is None or not address.endswith(".invalid"), (
-        "pyproject.toml has no public address of the project: name it there, twice, before a release"
+        "pyproject.toml has no public address of the project: write it there, wherever .invalid stands, before a release"
     )
-    for link in re.findall(r"\]\((?!#)([^)]*)\)", str(about.get_payload())):
-        inside = link.startswith(f"{address}/blob/v{version}/")
+    for picture, link in re.findall(r"(!?)\[[^]]*\]\((?!#)([^)]*)\)", str(about.get_payload())):
+        inside = link.startswith(f"{address}/{'raw' if picture else 'blob'}/v{version}/")
         assert inside or (link.startswith("https://") and "energon-stream" not in link), (
             f"a link of the README leads nowhere on an index's page: {link}"
         )
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "energon_stream/__init__.py"} <= inside
+    surplus = {name.partition("/")[0] for name in inside} & {"tests", "docs", "benchmarks"}
+    assert not surplus, f"the sdist has {surplus}, which build no wheel"
     print(f"{wheel.name} and {sdist.name}: {len(names)} and {len(inside)} files")
     return wheel
 
