@@ -7,11 +7,11 @@ TORCHVISION := torch==2.14.1 torchvision==0.29.1
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
 # What `make test` leaves out, because it needs environments of its own, or long. Every night runs all of them.
-SUITES := test-all interop convert transforms ray megatron frameworks stores docs first-hour test-floor chaos-short
+SUITES := test-all types audit interop convert transforms ray megatron frameworks stores docs first-hour test-floor chaos-short soak
 # On a Python without the GIL, which the other suites do not have: make free-threaded PYTHON=python3.14t.
 FREE_THREADED := schedule tar index cache read
 
-.PHONY: demo test unit lint types audit bench bench-release peers $(SUITES) suites chaos soak free-threaded release-check clean
+.PHONY: demo test unit lint bench bench-release peers $(SUITES) suites chaos free-threaded release-check clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt
