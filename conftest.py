@@ -37,6 +37,7 @@ import pytest
 import yaml
 from sybil import Document, Region, Sybil
 from sybil.evaluators.python import PythonEvaluator
+from sybil.integration.pytest import SybilItem
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from energon_stream.cli.main import main
@@ -316,6 +317,21 @@ class Skips(SkipParser):
                 yield region
 
 
+def show_traceback(
+    item: SybilItem, error: pytest.ExceptionInfo[BaseException], shorten: Any = SybilItem._traceback_filter
+) -> Any:
+    """Return the traceback of an example that failed, without the frames of pytest and sybil.
+
+    sybil takes the second frame, which a cause that was caught where it was raised does not have. Its
+    IndexError ended the whole run, and hid the error.
+    """
+    try:
+        return shorten(item, error)
+    except IndexError:
+        return error.traceback
+
+
+SybilItem._traceback_filter = show_traceback
 pytest_collect_file = Sybil(
     parsers=[
         CodeBlockParser(language="python", evaluator=PythonEvaluator()),

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 import pytest
+from sybil.integration.pytest import SybilItem
 
 import energon_stream
 from energon_stream import errors
@@ -288,3 +289,10 @@ def test_every_public_name_has_an_example() -> None:
         name for name in energon_stream.__all__ if ">>>" not in (getattr(energon_stream, name).__doc__ or "")
     ]
     assert without == []
+
+
+def test_an_example_may_fail_with_a_cause_of_one_frame():
+    with pytest.raises(KeyError) as cause:
+        raise KeyError
+
+    assert SybilItem._traceback_filter(None, cause) == cause.traceback
