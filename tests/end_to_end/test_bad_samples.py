@@ -247,7 +247,7 @@ def test_a_run_leaves_out_what_another_run_found(pictures, tmp_path):
     bad = {(str(pictures), number) for number in DAMAGED} | {(str(other), number) for number in (0, 9, 18)}
     run, again = tmp_path / "runs/a", tmp_path / "runs/b"
     with get_savable_loader(train(mix, encoder=Places()), run=run) as loader:
-        seen = set(flat(islice(loader, 100)))
+        seen = set(flat(islice(loader, 60)))
     every = {(str(pictures), number) for number in range(SAMPLES)} | {(str(other), n) for n in range(20)}
     assert seen == every - bad
     found = read_bad_samples(run)
@@ -256,10 +256,10 @@ def test_a_run_leaves_out_what_another_run_found(pictures, tmp_path):
         (s.dataset, start[s.shard] + s.index if s.dataset == str(other) else number_of(s.key)) for s in found
     } == bad
     with get_savable_loader(train(mix, encoder=Places(), exclude=run), run=again) as loader:
-        batches = list(islice(loader, 100))
+        batches = list(islice(loader, 60))
     assert set(flat(batches)) == every - bad
     assert loader.bad_samples() == read_bad_samples(again) == []
-    answers = [rank.samples for step in range(100) for rank in open_run(again).which(step)]
+    answers = [rank.samples for step in range(60) for rank in open_run(again).which(step)]
     assert [[(each.dataset, each.number) for each in samples] for samples in answers] == batches
 
 

@@ -78,15 +78,15 @@ def main():
                 return get_savable_loader(dataset, start_method="spawn")
 
             with open_loader(root / "bucket/captions", 0) as loader:
-                expected = keys(loader, 12)
+                expected = keys(loader, 18)
             remote = {"url": "s3://bucket/captions", "storage_options": server.storage_options}
-            with open_loader(**remote) as loader:
-                assert keys(loader, 5) == expected[:5]
-                state = loader.save_state_rank()
             cache = CacheConfig(root / "cache", max_bytes=1 << 30)
-            with open_loader(**remote, cache=cache) as loader:
-                loader.restore_state_rank(state)
-                assert keys(loader, 7) == expected[5:]
+            at, state = 0, None
+            for workers, count, more in ((0, 5, {}), (1, 7, {"cache": cache}), (0, 6, {})):
+                with open_loader(**remote, workers=workers, **more) as loader:
+                    loader.restore_state_rank(state)
+                    assert keys(loader, count) == expected[at : at + count]
+                    at, state = at + count, loader.save_state_rank()
     sys.stdout.write("prepared, trained and resumed\n")
 
 

@@ -397,7 +397,7 @@ def test_the_example_goes_on_after_kills_with_other_ranks(run, data, tmp_path, o
     whole = example.whole()
     if not options:
         example.check_resuming(whole)
-    example.check_kills(whole, (2, 3, 1), *options, devices="--devices")
+    example.check_kills(whole, (2, 3), *options, devices="--devices")
 
 
 @pytest.mark.slow

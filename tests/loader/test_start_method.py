@@ -39,7 +39,7 @@ def batches(workers, **options):
 
 def main():
     first = batches(0)
-    for workers in (1, 2):
+    for workers in {rounds}:
         os.environ["ROUND"] = str(workers)
         later = batches(workers{options})
         assert {{seen for *_, seen in later}} == {{str(workers)}}  # the environment of today
@@ -59,10 +59,15 @@ def data(tmp_path_factory):
     return folder
 
 
-def run(tmp_path, server, bucket, *, extra="", options="", main=GUARDED):
+def run(tmp_path, server, bucket, *, extra="", options="", main=GUARDED, rounds=(2,)):
     program = tmp_path / "program.py"
     text = PROGRAM.format(
-        url=f"{bucket}/data", storage_options=server.storage_options, extra=extra, options=options, main=main
+        url=f"{bucket}/data",
+        storage_options=server.storage_options,
+        extra=extra,
+        options=options,
+        main=main,
+        rounds=rounds,
     )
     program.write_text(text)
     return children.run(str(program), finalize=True)
@@ -76,7 +81,7 @@ def bucket(s3_server, tmp_bucket, data):
 
 def test_after_a_loop_without_workers_they_read_through_obstore(tmp_path, s3_server, bucket):
     """The usual order in a notebook. Workers used to fall back to s3fs, with a warning each."""
-    done = run(tmp_path, s3_server, bucket)
+    done = run(tmp_path, s3_server, bucket, rounds=(1, 2))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"[({OBSTORE}, 'ForkServerProcess')]"] * 2
     assert "fsspec" not in done.stderr
@@ -85,7 +90,7 @@ def test_after_a_loop_without_workers_they_read_through_obstore(tmp_path, s3_ser
 def test_without_a_guard_they_fork_and_a_warning_says_why(tmp_path, s3_server, bucket):
     done = run(tmp_path, s3_server, bucket, main="main()")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("'ForkProcess'") == 2
+    assert "'ForkProcess'" in done.stdout
     assert 'has no `if __name__ == "__main__":`' in done.stderr
 
 
@@ -97,7 +102,7 @@ def test_what_cannot_be_pickled_forks(tmp_path, s3_server, bucket):
         main="Encoder.__init__ = lambda self: setattr(self, 'f', lambda: 0)\n" + GUARDED,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("'ForkProcess'") == 2
+    assert "'ForkProcess'" in done.stdout
     assert "the dataset cannot be pickled" in done.stderr
 
 
@@ -105,7 +110,7 @@ def test_the_program_s_own_method_is_used(tmp_path, s3_server, bucket):
     main = GUARDED.replace("    main()", '    multiprocessing.set_start_method("spawn")\n    main()')
     done = run(tmp_path, s3_server, bucket, main=main)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("'SpawnProcess'") == 2
+    assert "'SpawnProcess'" in done.stdout
 
 
 def test_a_missing_guard_is_named(tmp_path, s3_server, bucket):

@@ -3,6 +3,7 @@ passes.
 """
 
 import itertools
+import math
 import random
 
 import pytest
@@ -116,7 +117,7 @@ def test_every_topology_goes_on_where_another_stood(blend, unbroken):
     """All of them in one run, each begins in the middle of what the one before it did; few of them, with each
     number of ranks and of workers, unless it is night.
     """
-    few = [(1, 5), (2, 3), (3, 2), (4, 1), (6, 1), (8, 0)]
+    few = [(1, 5), (2, 3), (3, 2), (4, 1), (6, 0), (8, 0)]
     topologies = [*itertools.product(WORLDS, WORKERS)] if is_nightly() else few
     random.Random(1).shuffle(topologies)
     counts = [(7 * number) % 11 + 3 for number in range(len(topologies))]
@@ -126,10 +127,10 @@ def test_every_topology_goes_on_where_another_stood(blend, unbroken):
     assert same_as_unbroken(blend, unbroken, topologies, counts)
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(WORLDS), st.sampled_from((0, 0, 1, 2))), min_size=3, max_size=4),
-    st.data(),
-)
+FEW = [pair for pair in itertools.product(WORLDS, (0, 1, 2)) if is_nightly() or math.prod(pair) <= 2]
+
+
+@given(st.lists(st.sampled_from(FEW), min_size=3, max_size=4), st.data())
 @examples(3)
 def test_any_changes_anywhere(blend, unbroken, topologies, data):
     counts = [data.draw(st.integers(0, 40)) for _ in topologies]
@@ -142,7 +143,7 @@ def test_virtual_epochs_change_nothing_wherever_they_end(blend, unbroken, epoch)
     """They are no multiple of the streams. The second change is at an epoch's end, others in the middle of
     one.
     """
-    topologies = [(4, 0), (6, 2), (2, 2), (1, 2), (3, 0), (12, 0)]
+    topologies = [(4, 0), (6, 0), (2, 1), (1, 2), (3, 0), (12, 0)]
     counts = [28, -28 % epoch + epoch, epoch, 24, 12, 24]
     assert sum(counts) <= BATCHES
     assert same_as_unbroken(blend, unbroken, topologies, counts, epoch)

@@ -9,6 +9,7 @@ from mixtures import Texts, text_dataset, v2, write
 
 from energon_stream import (
     PlannedPacking,
+    ReadOptions,
     SkipSample,
     WorkerConfig,
     compute_costs,
@@ -55,6 +56,7 @@ def folder(tmp_path_factory):
 def open_loader(path, rank=0, world=1, workers=0, encoder=Counted, run=None, **options):
     arguments = {"batch_size": BATCH, "shuffle_buffer_size": 20, "task_encoder": encoder(), **options}
     config = WorkerConfig(rank, world, workers, num_streams=STREAMS)
+    arguments.setdefault("read_options", ReadOptions(max_ahead=32))
     dataset = get_train_dataset(path, worker_config=config, max_samples_per_sequence=10, **arguments)
     return get_savable_loader(dataset, **({} if run is None else {"run": run}))
 
@@ -78,7 +80,7 @@ def furthest(batches, size=tokens_of):
 
 
 def test_sources_have_their_shares_of_what_is_measured(folder):
-    batches = take([open_loader(folder / "mix.yaml")], 500)
+    batches = take([open_loader(folder / "mix.yaml")], 300)
     assert furthest(batches) <= 2 * 50 * 40
     again = take([open_loader(folder / "mix.yaml", workers=2)], 40)
     assert again == batches[:40]

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from mixtures import text_dataset, v2, write
 
-from energon_stream import WorkerConfig, get_loader, get_train_dataset
+from energon_stream import ReadOptions, WorkerConfig, get_loader, get_train_dataset
 
 SIZES = {"a": 5, "b": 9, "c": 400}
 RANKS = 16
@@ -25,7 +25,7 @@ def drawn(path, ranks, batches=60):
     for rank in range(ranks):
         dataset = get_train_dataset(
             path, batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None,
-            worker_config=WorkerConfig(rank, ranks, 0),
+            worker_config=WorkerConfig(rank, ranks, 0), read_options=ReadOptions(max_ahead=32),
         )  # fmt: skip
         for _, batch in zip(range(batches), get_loader(dataset), strict=False):
             counts.update(text[0] for text in batch.text)

@@ -9,6 +9,7 @@ import pytest
 from mixtures import Texts, text_dataset, v2, write
 
 from energon_stream import (
+    ReadOptions,
     WorkerConfig,
     compute_costs,
     get_savable_loader,
@@ -60,6 +61,7 @@ def document(unit="tokens", names="abc", **weights):
 
 def open_loader(path, rank=0, world=1, run=None, **options):
     arguments = {"batch_size": BATCH, "shuffle_buffer_size": None, "task_encoder": Texts(), **options}
+    arguments.setdefault("read_options", ReadOptions(max_ahead=32))
     config = WorkerConfig(rank, world, 0, num_streams=STREAMS)
     dataset = get_train_dataset(path, worker_config=config, max_samples_per_sequence=10, **arguments)
     return get_savable_loader(dataset, **({} if run is None else {"run": run}))

@@ -57,7 +57,7 @@ def test_packs_of_a_global_step_do_not_depend_on_ranks_and_workers(folder, expec
     for world, workers, ranks in [
         (1, 2, range(1)),
         (2, 0, range(2)),
-        (4, 2, range(1, 4, 2)),
+        (4, 2, range(1, 4, 2) if is_nightly() else [3]),
         (8, 0, range(0, 8, 3)),
         (64, 0, (0, 21)),
         (64, 2, (42, 63)),
@@ -69,7 +69,7 @@ def test_packs_of_a_global_step_do_not_depend_on_ranks_and_workers(folder, expec
 
 def test_64_ranks_plan_the_same_packs(folder, expected):
     """Each rank plans for itself, from costs that it has read; its packs are those that one rank read."""
-    for rank in range(64):
+    for rank in range(0, 64, 1 if is_nightly() else 7):
         reader = open_rank(folder, rank, 64, 2 * (rank % 2))
         while reader.inputs:
             reader = reader.inputs[0]

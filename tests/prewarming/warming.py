@@ -70,7 +70,7 @@ def warm(server, url, cache, streams=1, **changes):
 
 def _prewarm(url, arguments):
     be_patient()
-    return prewarm(url, **arguments)
+    return prewarm(url, **{"isolated": False, **arguments})  # the process is one of its own already
 
 
 def be_patient():
