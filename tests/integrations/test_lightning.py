@@ -175,7 +175,7 @@ def module(data, workers=0, val=False, **options):
     )
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("case", CASES)
 def test_resuming_goes_on_with_the_next_batch_wherever_it_was_saved(data, fit, tmp_path, case):
     options, settings, count = CASES[case]

@@ -181,7 +181,7 @@ def test_each_sample_comes_as_often_as_the_plan_says(sources):
 
 def test_virtual_epochs_leave_nothing_out(sources):
     """Epochs of 156 batches, no multiple of the streams, cut the sequence that has no epochs."""
-    epoch, epochs = 156, 4
+    epoch, epochs = 156, 3
     count = epoch * epochs
     whole = get_savable_loader(RepeatDataset(Numbers(sources, WorkerConfig(0, 1, 0, num_streams=STREAMS))))
     batches = iter(whole)
