@@ -3,11 +3,9 @@
 import gc
 import json
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate, islice
+from itertools import islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from repetitions import examples
+from round_trips import in_round_trips
 
 from energon_stream import (
     CaptioningSample,
@@ -147,24 +146,15 @@ TRIPS = {"file": [1, 1, 2], "prepared folder": [4, 1, 2, 3]}
 
 @pytest.mark.parametrize("kind", TRIPS)
 def test_the_first_batch_takes_four_round_trips(tmp_path, kind):
-    """Answers go out when all requests of a trip are in: a batch that needs another trip never comes."""
     folder, _ = folder_of(tmp_path)
     if kind == "prepared folder":
         prepare_dataset(str(folder), split_ratio=(1, 0, 0))
-    with S3Server() as server, ThreadPoolExecutor(1) as thread:
+    with S3Server() as server:
         server.create_bucket("bucket")
         server.upload_folder(folder, "s3://bucket")
         server.reset_counters()
-        server.hold()
-        batch = thread.submit(first_batch_of, server, kind)
-        try:
-            for requests in accumulate(TRIPS[kind]):
-                while server.counters().total < requests and not batch.done():
-                    time.sleep(0.001)
-                server.hold()
-            assert len(batch.result(timeout=300)["__key__"]) == 8
-        finally:
-            server.release()
+        batch = in_round_trips(server, TRIPS[kind], lambda: first_batch_of(server, kind))
+    assert len(batch["__key__"]) == 8
 
 
 def first_batch_of(server, kind):
