@@ -203,7 +203,8 @@ def _other_key(index: WebDatasetIndex, shard: int, number: int, sample: BadSampl
     path, key = index.shard_paths[shard], sample.key or ""
     with suppress(EnergonStreamError):  # reading samples will say what is wrong
         first, stop = index.read_offsets(store, shard, number, number + 1).tolist()
-        found = split_name(next(walk_members(partial(_range_of, store, path), first, stop)).name)
+        members = walk_members(partial(_range_of, store, path), first, stop)
+        found = next((split_name(member.name) for member in members), None)
         if found is not None and found[0] not in (key, key.removeprefix(f"{path}/")):
             return f"{path}: sample {number} is {found[0]!r}, and {key!r} in the list"
     return ""

@@ -135,7 +135,9 @@ def row_bytes(
             row += max(page.size for page in found)
     if repeated:
         file = pq.ParquetFile(source, metadata=footer, pre_buffer=False, read_dictionary=repeated)
-        batch = next(file.iter_batches(1, row_groups=[group], columns=repeated, use_threads=False))
+        batch = next(file.iter_batches(1, row_groups=[group], columns=repeated, use_threads=False), None)
+        if batch is None:
+            raise ValueError(f"row group {group} has no rows, and pages of a dictionary")
         row += sum(pc.max(pc.binary_length(column.dictionary)).as_py() or 0 for column in batch.columns)
     return row
 

@@ -30,7 +30,7 @@ from energon_stream.read.locator import Cut, Locator, RawSample
 from energon_stream.read.parquet_footer import CHANGED, pages, parse_footer, read_footer, row_bytes
 from energon_stream.samples import METADATA_FIELDS
 from energon_stream.storage import Body, ByteRange, Fetcher, Store, shared_fetcher
-from energon_stream.tables.reading import table_errors
+from energon_stream.tables.reading import chunks_of, table_errors
 
 if TYPE_CHECKING:
     from energon_stream.decode import FileStoreDecoder
@@ -131,8 +131,7 @@ class _Place:
     @classmethod
     def of(cls, footer: _Footer, group: int, file: OpenedFile, url: str, limits: Limits) -> _Place:
         with table_errors(url):
-            found = footer.metadata.row_group(group)
-            chunks = [found.column(number) for number in footer.chunks]
+            chunks = chunks_of(footer.metadata, group, footer.chunks, file.size or 0)
             firsts = [
                 min(page for page in (each.dictionary_page_offset, each.data_page_offset) if page)
                 for each in chunks

@@ -8,6 +8,7 @@ columns by row groups.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,6 +84,43 @@ def table_errors(where: str) -> Iterator[None]:
         ) from error
 
 
+class _Ended(io.RawIOBase):
+    """A file that ends wherever it is read, and knows whether it was."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.was_read = size, False
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        self.was_read = True
+        return b""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self.size if whence == io.SEEK_END else offset
+
+    def tell(self) -> int:
+        return self.size
+
+
+def chunks_of(footer: Any, group: int, numbers: Sequence[int], size: int) -> list[Any]:
+    """Return what the footer says of column chunks in a row group of a file with ``size`` bytes.
+
+    Where it contradicts itself about a chunk, pyarrow ends the process as soon as the chunk is looked at. As
+    it begins to read, it raises an error instead, for any of them: that comes first.
+    """
+    ended = _Ended(size)
+    try:
+        file = pq.ParquetFile(pa.PythonFile(ended, mode="r"), metadata=footer, pre_buffer=True)
+        file.reader.read_row_group(group, column_indices=numbers, use_threads=False)
+    except OSError:
+        if not ended.was_read:
+            raise
+    row_group = footer.row_group(group)
+    return [row_group.column(number) for number in numbers]
+
+
 @dataclass(frozen=True)
 class Tables:
     """The tables of a dataset. Use :func:`open_tables`."""
@@ -142,7 +180,7 @@ class Tables:
         schema = of.schema_arrow
         coded = [name for name in names if _is_text(schema.field(name).type)]
         with table_errors(where):
-            chunks = [of.metadata.row_group(group).column(each) for each in range(of.metadata.num_columns)]
+            chunks = chunks_of(of.metadata, group, range(of.metadata.num_columns), entry.meta.size)
             sizes = [
                 each.total_uncompressed_size for each in chunks if each.path_in_schema.split(".")[0] in names
             ]

@@ -64,6 +64,7 @@ def test_workers_read_the_same_whatever_rank_they_are_of(captions):
     assert sorted(two) == sorted(one) == [0, 1, 2, 3]
     assert two == one
     assert [configured(2, 2, 1).global_worker_id(worker) for worker in range(2)] == [2, 3]
+    assert configured(2, 0, 1).global_worker_id() == 1  # in 7.4.1 0, as on rank 0
 
 
 def test_a_number_of_streams_keeps_the_order_of_the_job(captions):

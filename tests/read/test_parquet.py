@@ -300,6 +300,22 @@ def test_damaged_footers(tmp_path, name):
     assert raised.value.hint
 
 
+def test_footers_that_contradict_themselves_are_named(tmp_path):
+    """Where the type of a column does not fit the sizes beside it, pyarrow alone ends the process."""
+    pq.write_table(pa.table({"number": range(20), "text": ["text"] * 20}), tmp_path / "x.parquet")
+    good = (tmp_path / "x.parquet").read_bytes()
+    footer = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
+    for place in range(footer, footer + 60):
+        data, named, found = bytearray(good), "", []
+        data[place] = 0
+        (tmp_path / "x.parquet").write_bytes(data)
+        try:
+            found = in_order(tmp_path / "x.parquet")
+        except EnergonStreamError as error:
+            named = str(error)
+        assert "x.parquet" in named or len(found) == 20
+
+
 def test_damaged_pages_are_named(tmp_path):
     write(tmp_path / "x.parquet", compression="snappy")
     good = (tmp_path / "x.parquet").read_bytes()
