@@ -1,10 +1,9 @@
 """Programs that give no more than a path and a batch size, and misspelt arguments."""
 
-import subprocess
-import sys
 import traceback
 from itertools import islice
 
+import children
 import numpy as np
 import pytest
 
@@ -39,7 +38,7 @@ for step, batch in zip(range(3), get_loader(get_train_dataset({!r}, batch_size=4
 
 def test_four_lines_run(texts):
     program = FOUR_LINES.format(str(texts))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = children.run("-c", program, check=True)
     assert done.stdout == "0 4\n1 4\n2 4\n"
 
 

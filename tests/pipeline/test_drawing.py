@@ -183,7 +183,7 @@ def test_names_of_a_dataset_are_text(url):
 def test_secrets_and_endless_names_are_not_shown():
     dataset = reader("https://me:secret@host/a?X-Amz-Signature=secret")
     assert "secret" not in repr(dataset) + html(dataset)
-    assert len(repr(reader("x" * 10_000_000))) < 2 * LONGEST
+    assert len(repr(reader("x" * 1_000_000))) < 2 * LONGEST
 
 
 def test_plans_are_a_line():

@@ -135,8 +135,14 @@ def ffmpeg(*arguments: str, cwd: Path) -> bytes:
     return subprocess.run(command, cwd=cwd, check=True, stdout=subprocess.PIPE, timeout=300).stdout
 
 
-def write_corpus(folder: Path) -> list[str]:
-    """Write all files to a folder, and return their names."""
+def write_corpus(folder: Path, step: int = 1) -> list[str]:
+    """Write one of ``step`` files, and what these are made of; return the names of these."""
+    names = sorted([*SOUNDS, *VIDEOS, *CUTS, *SPLICED, *(path.name for path in MADE.iterdir())])[::step]
+    needed = {*names, *(CUTS[name][0] for name in names if name in CUTS)}
+    needed |= {SPLICED[name][0] for name in names if name in SPLICED}
+    sounds, videos, cuts, spliced = (
+        {name: each[name] for name in each if name in needed} for each in (SOUNDS, VIDEOS, CUTS, SPLICED)
+    )
     _write_sound(folder / "source.wav")
     inputs = [
         "-i",
@@ -147,20 +153,21 @@ def write_corpus(folder: Path) -> list[str]:
         f"testsrc2=s=64x48:r=25:d={SECONDS},noise=alls=40:allf=t",
     ]
     outputs: list[str] = ["-map", "1", "-frames:v", "1", "cover.png"]
-    for name, options in SOUNDS.items():
+    for name, options in sounds.items():
         outputs += ["-map", "0", *_split(options), name]
-    for name, options in VIDEOS.items():
+    for name, options in videos.items():
         sound = [] if _SILENT in options else ["-map", "0"]
         outputs += ["-map", "1", *sound, *_split(options), name]
     ffmpeg(*inputs, *outputs, cwd=folder)
-    made = [Path(shutil.copy(path, folder)).name for path in MADE.iterdir()]
-    for name, (source, before, options) in CUTS.items():
+    for path in MADE.iterdir():
+        shutil.copy(path, folder)
+    for name, (source, before, options) in cuts.items():
         second = before.startswith("-i ")
         first = ["-i", source] if second else [*before.split(), "-i", source]
         ffmpeg(*first, *(before.split() if second else []), *options.split(), name, cwd=folder)
-    for name, (source, splice) in SPLICED.items():
+    for name, (source, splice) in spliced.items():
         (folder / name).write_bytes(splice((folder / source).read_bytes()))
-    return [*SOUNDS, *VIDEOS, *CUTS, *SPLICED, *made]
+    return names
 
 
 def _split(options: str) -> Iterator[str]:

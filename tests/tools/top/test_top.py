@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+import children
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -199,7 +200,7 @@ while not os.path.isdir({str(stats)!r}) or not os.listdir({str(stats)!r}):
     time.sleep(0.01)
 1 / 0
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    found = children.run("-c", code, finalize=True)
     assert "ZeroDivisionError" in found.stderr
     assert list(stats.iterdir()) == []
 
