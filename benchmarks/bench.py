@@ -51,6 +51,7 @@ class Measure:
         values: Per candidate, one value a round.
         limit: The candidates that stand for the physical limit (the best of them counts).
         share: Of the limit, what ours should reach, or None.
+        binds: What keeps ours from the goal, with a link; the report shows these lines once more.
     """
 
     row: str
@@ -60,6 +61,7 @@ class Measure:
     values: dict[str, list[float]]
     limit: tuple[str, ...] = ()
     share: float | None = None
+    binds: str = ""
 
     @property
     def more_is_better(self) -> bool:

@@ -19,6 +19,8 @@ from bench import Bench, Measure
 PACKAGES = ("torch", "obstore", "s3fs", "fsspec", "webdataset", "numpy")
 HEAD = "| # | figure | ours | goal | peers | limit | share of the limit | ours ÷ peers |\n|---|---|--:|--:|--:|--:|--:|--:|"
 
+SHORT = "| # | figure | ours | best other | goals | what binds it |\n|---|---|--:|--:|--:|---|"
+
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
@@ -99,6 +101,13 @@ def _goal(ours: float | None, goal: float | None, more_is_better: bool = True) -
     return f"{'≥' if more_is_better else '≤'} {number(goal)} {'✓' if reached else '✗'}"
 
 
+def _share(measure: Measure) -> float | None:
+    """Ours, of the best limit."""
+    ours, limit = measure.median("ours"), measure.best(measure.limit)
+    whole = measure.median(limit) if limit else None
+    return ours / whole if ours is not None and whole else None
+
+
 def line(measure: Measure) -> str:
     """One line of the table."""
     ours = measure.median("ours")
@@ -107,7 +116,7 @@ def line(measure: Measure) -> str:
         (p for p in measure.peers if measure.values[p]), reverse=measure.more_is_better, key=measure.median
     )
     goal = _goal(ours, measure.goal, measure.more_is_better)
-    share = ours / whole if ours is not None and limit and (whole := measure.median(limit)) else None
+    share = _share(measure)
     shown = []
     for peer in peers:
         compared = measure.goal is not None or measure.more_is_better
@@ -129,6 +138,20 @@ def line(measure: Measure) -> str:
         "; ".join(_ratio(ours, measure.median(peer)) for peer in peers) or "–",
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def short(measure: Measure) -> str:
+    """One line of the second table: a figure that is hard to reach, and what keeps it from its goals."""
+    share, peer = _share(measure), measure.best(measure.peers)
+    goals = [_goal(measure.median("ours"), measure.goal, measure.more_is_better)] if measure.goal else []
+    if measure.share:
+        limit = measure.best(measure.limit) or "the limit"
+        goals.append(f"{_goal(share, measure.share)} of {limit}" + (f": {share:.2f}" if share else ""))
+    ahead = peer is not None and measure.ahead(peer)
+    reached = not ahead and all("✓" in goal for goal in goals)
+    best = f"{peer} {_spread(measure, peer)}{' (ahead)' if ahead else ''}" if peer else "–"
+    cells = (measure.row, measure.what, f"{_spread(measure, 'ours')} {measure.unit}".strip(), best)
+    return "| " + " | ".join([*cells, "; ".join(goals), "reached" if reached else measure.binds]) + " |"
 
 
 def _place(measure: Measure) -> tuple[bool, int, str]:
@@ -176,6 +199,7 @@ def write(
     made = [*before.made, how]
     said = "; then ".join(f"`{h['command']}` on {h['date']} at {h['commit']}" for h in made)
     table = "\n".join([HEAD, *(line(m) for m in order)])
+    hard = "\n".join([SHORT, *(short(m) for m in order if m.binds)])
     about = machine() | _nginx() | dict(versions)
     facts = ", ".join(f"{k} {v}" for k, v in about.items())
     all_notes = list(dict.fromkeys([*before.notes, *bench.notes]))
@@ -183,7 +207,7 @@ def write(
     plots = _plots(folder, order)
     text = (
         f"# Benchmarks, latest run\n\nMade by {said}; server: {bench.server.kind}.\nMachine: {facts}.\nMedians, lowest and highest in brackets; how it is measured and how to "
-        f"read it: [README.md](README.md).\n\n{table}\n\n{notes}\n"
+        f"read it: [README.md](README.md).\n\n{table}\n\n## The hardest goals\n\n{hard}\n\n{notes}\n"
         + "".join(f"![{name}]({name}.png)\n" for name in plots)
     )
     (folder / "latest.md").write_text(text.rstrip() + "\n")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from bench import Run
 
 RAW = {"raw 16": 16, "raw 32": 32, "raw 64": 64}
+MOST = {"raw 64": 64}  # so far away, fewer requests in flight are no limit
 REMOTE_PEERS = ("webdataset", "mosaicml", "litdata", "s3torch")
 WHERE = {0: "in process", 1: "one worker"}
 CUTS = {"d40x8": "8 shards of 21 MB", "d40x64": "64 shards of 2.6 MB"}

@@ -10,6 +10,7 @@ from rows.figures import cold
 LOADERS = ("ours", "webdataset", "litdata")
 GOAL = {"photos": 0.85, "photos3k": 0.7}
 LIMIT, ALONE = "received", "decode"
+BINDS = "[the wait for the second batch](profiles.md#beside-somebody-who-receives-the-same-bytes), and memory speed"
 
 
 def decoded(bench: Bench) -> list[Measure]:
@@ -33,7 +34,7 @@ def decoded(bench: Bench) -> list[Measure]:
         received = f"share of what is decoded while the bytes are received, {where}"
         measures += [
             Measure("jpeg", where, "images/s", None, rates, (LIMIT,)),
-            Measure("jpeg", received, "of 1", goal, _shares(rates, rates[LIMIT])),
+            Measure("jpeg", received, "of 1", goal, _shares(rates, rates[LIMIT]), binds=BINDS),
             Measure("jpeg", f"share of decoding alone, {where}", "of 1", None, _shares(rates, alone)),
         ]
     return measures
