@@ -304,7 +304,7 @@ def run_yaml(example: Example) -> None:
 
 
 class Skips(SkipParser):
-    """Skips blocks, but runs those that need a package alone where it is, as in `make convert`."""
+    """Skips blocks, but not a block that needs a package alone and finds it, as in `make convert`."""
 
     def __call__(self, document: Document) -> Iterator[Region]:
         modules = {"mosaicml-streaming": "streaming", "nemo-automodel": "nemo_automodel"}

@@ -62,8 +62,8 @@ class Repeater:
 def steady_stacks() -> Iterator[dict[int, FrameType]]:
     """Let a block walk the stacks of other threads: their innermost frames, by the number of the thread.
 
-    Whoever has a frame keeps the variables of its function alive, and those of its callers: also when they
-    have returned, and so whole batches. The caller's own frame would refer to itself, and keep them until the
+    A reference to a frame keeps the variables of its function and of its callers alive, and so whole batches,
+    also when these have returned. The caller's own frame would refer to itself, and keep them until the
     collector runs. So it is left out, and the others are let go with the end of the block.
 
     On Python 3.11, ``f_back`` may collect garbage before it returns. A finalizer may let the other thread run

@@ -1,5 +1,6 @@
-"""The limits of decoding: JPEGs that lie in memory, decoded by forked processes, and nothing else; or while
-the main process receives the same bytes by plain range GETs, and drops them.
+"""The limits of decoding: forked processes decode JPEGs that lie in memory.
+
+They do nothing else, or the main process receives the same bytes by plain range GETs, and drops them.
 """
 
 import tarfile

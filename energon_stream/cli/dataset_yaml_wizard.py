@@ -26,7 +26,19 @@ from energon_stream.samples import METADATA_FIELDS, Sample
 CRUDE = "CrudeWebdataset"
 _MODULE = "megatron.energon"  # Megatron-Energon reads it as well
 _TYPES: Mapping[str, type[Sample]] = {**SAMPLE_TYPES, Sample.__name__: Sample}
-_NOT_OFFERED = frozenset({"VQAOCRSample"})  # Megatron-Energon does not export it
+_NUMBERED = (
+    *("CaptioningSample", "ImageClassificationSample", "ImageSample", "InterleavedSample"),
+    *(
+        "MultiChoiceVQASample",
+        "OCRSample",
+        "Sample",
+        "SimilarityInterleavedSample",
+        "TextSample",
+        "VQASample",
+    ),
+    "VidQASample",
+)
+"""Types of Megatron-Energon. Lists of answers have their numbers, so other types are chosen by name."""
 
 SAMPLE_LOADER = '''\
 # Edit this file. Only loaders that trust the dataset's code execute it.
@@ -51,11 +63,6 @@ class Field(NamedTuple):
     name: str
     type: str  # as shown to the user
     required: bool  # it has no default
-
-
-def sample_types() -> list[str]:
-    """Return the sample types for ``dataset.yaml``, in the order of the wizard's numbers."""
-    return sorted(_TYPES.keys() - _NOT_OFFERED)
 
 
 def find_sample_type(name: str) -> str:
@@ -152,17 +159,16 @@ class Wizard:
         return dataset_yaml(sample_type, field_map)
 
     def _sample_type(self) -> str:
-        types = sample_types()
-        for number, name in enumerate(types):
+        for number, name in enumerate(_NUMBERED):
             click.echo(f"{number}. {name}")
-        click.echo(f"{len(types)}. CrudeSample (plain dict for cooking)")
+        click.echo(f"{len(_NUMBERED)}. CrudeSample (plain dict for cooking)")
         while True:
             answer = self._ask("Dataset class, by number or name")
             try:
                 if not answer.isdigit():
                     return find_sample_type(answer)
-                if int(answer) <= len(types):
-                    return [*types, CRUDE][int(answer)]
+                if int(answer) <= len(_NUMBERED):
+                    return [*_NUMBERED, CRUDE][int(answer)]
                 click.echo(f"There is no class {answer}.")
             except ConfigError as error:
                 echo_text(error)

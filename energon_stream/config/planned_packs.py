@@ -18,7 +18,7 @@ from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.pipeline.pack_keys import PackPlan
 from energon_stream.read.read_options import CHUNK, LOADING, ReadOptions
 from energon_stream.schedule import PackSpec
-from energon_stream.schedule.pack_planning import Load, pack_lengths, pack_loads
+from energon_stream.schedule.pack_planning import Load, LoadName, pack_lengths, pack_loads
 from energon_stream.schedule.planned import SMALL, Overlong
 from energon_stream.schedule.several_costs import PackKind
 from energon_stream.tables.costs import check_values, costs_of
@@ -100,8 +100,9 @@ class PlannedPacking:
         }.items():
             check_whole(f"{name} of the packing", value, 1, "use 1 or more")
         for kind in self.kinds:
-            if not callable(kind.load) and kind.load not in ("linear", "quadratic"):
-                raise ConfigError(f"load is {kind.load!r}", hint='use "linear", "quadratic" or a function')
+            if not callable(kind.load) and kind.load not in get_args(LoadName):
+                hint = f"use {', '.join(get_args(LoadName))} or a function"
+                raise ConfigError(f"load is {kind.load!r}", hint=hint)
 
     @property
     def costs(self) -> dict[str, str | Sequence[int]]:

@@ -47,7 +47,7 @@ WEIGH = Occasion(
 def common(dataset: SavableDataset[Any], has_begun: bool | None, prints: Mapping[str, str]) -> dict[str, str]:
     """Return what must be equal on all ranks, by name, with hashes of the dataset's parts.
 
-    ``has_begun`` is None for a rank that goes well with those that have begun and those that have not.
+    ``has_begun`` is None for a rank that agrees with all others, whether they have begun or not.
     """
     config = dataset.worker_config
     return {

@@ -114,7 +114,7 @@ def pages(read: Callable[[int, int], memoryview], start: int, stop: int) -> Iter
 def row_bytes(
     footer: Any, group: int, numbers: Sequence[int], chunks: Sequence[list[Page]], source: Any
 ) -> int:
-    """Return bytes that a row may take, without those that the pages have: a value may repeat another one.
+    """Return bytes that a row may take beyond the bytes of its pages: a value may repeat an earlier value.
 
     A value of a dictionary takes what the longest one takes. One with a prefix of the value before it takes
     its page at most, as does any other that is not known to have its own bytes.

@@ -28,7 +28,7 @@ class OnDemandSample(CrudeSample):
     ``values``, ``dict(sample)``, ``**sample``, comparing, copying and pickling. Copies and pickles are plain
     :class:`CrudeSample` objects.
 
-    Video or sound that ``parts=`` left out is none of these parts: ``sample["mp4"]`` reads it by range.
+    Video or sound that ``parts=`` left out is not among these parts: ``sample["mp4"]`` reads it by range.
 
     Example:
         >>> sample = OnDemandSample({"txt": b"a dog"}, lambda part, data: data.decode())

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from energon_stream.arrays import Float64Array, Int64Array
 
-Load: TypeAlias = Literal["linear", "quadratic"] | Callable[["Int64Array"], float]
+LoadName: TypeAlias = Literal["linear", "quadratic"]
+Load: TypeAlias = LoadName | Callable[["Int64Array"], float]
 """Work of a pack: the sum of its lengths, the sum of their squares, or a function of the lengths."""
 
 EVEN = 1.02
@@ -297,7 +298,7 @@ def deal_packs(loads: Float64Array, step: int, streams: int, key: int) -> list[l
 
     Steps have packs of all loads if they can be dealt evenly so. Few packs of a stream, or a pack that is
     heavier than the mean of a stream, make that impossible; then steps have packs of fewer loads, down to
-    those that are next to each other in load. Where nothing is even, the largest loads of all steps together
+    packs that are next to each other in load. Where nothing is even, the largest loads of all steps together
     are as small as can be. ``step``, the packs of a step, is a multiple of the streams; the rest of the
     division comes last. ``loads`` has a column for each kind.
     """

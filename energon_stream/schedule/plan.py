@@ -180,8 +180,8 @@ def build_schedule(
 ) -> Schedule:
     """Make one stream's schedule. Each node draws from its own key, so equal datasets differ in order.
 
-    ``dealt_to`` is that of ``WorkerConfig``. With ``mixed``, so many samples are mixed later, and neighbours
-    stay together.
+    ``dealt_to`` is that of ``WorkerConfig``. With ``mixed``, this number of samples is mixed later, and
+    neighbours stay together.
     """
     shares = stream_shares(plan, num_streams, share_of(stream, num_streams, dealt_to))
 

@@ -386,7 +386,7 @@ class PackedSchedule:
     def loads(self, cursor: PackCursor, ranks: int) -> list[tuple[float, float]]:
         """Return the slowest rank's load and the mean in the step of the next pack, for each cost.
 
-        The last packs of a pass, which make no whole step, have none.
+        The last packs of a pass make no whole step, and have no loads.
         """
         cursor, own = self._at(cursor)
         window = self.packs.window(cursor.epoch, cursor.number, cursor.window)

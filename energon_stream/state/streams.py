@@ -83,7 +83,7 @@ def join_streams(state_dict: Any, rank: int, world_size: int, num_streams: int) 
         is_one_step = all(state["rotation"] == rotation for state in states)
     else:
         rotation, is_one_step = _dealt(states, mine, rank, world_size)
-        first = {**first, RESUMED: [rotation[3], next_of_job(first)]}
+        first = {**first, RESUMED: [read_rotation(rotation, topology).passes, next_of_job(first)]}
     if not is_one_step:
         raise StateMismatchError(
             "the streams stand at different steps", hint="save all ranks after the same step"

@@ -46,8 +46,10 @@ class _PoolRun(RequestRun[_PoolTask], AttemptListener):
         return self.task.size if self.is_second else 0
 
     def begin(self) -> None:
-        """Begin an attempt; after a back-off, wait for a slot. Raises AnswerUnwanted for a request that
-        another run answered, or that was abandoned. Raises CancelledError for a pool that was closed.
+        """Begin an attempt; after a back-off, wait for a slot.
+
+        Raises AnswerUnwanted for a request that another run answered, or that was abandoned, and
+        CancelledError for a pool that was closed.
         """
         pool, task = self._pool, self.task
         self.is_reading = False

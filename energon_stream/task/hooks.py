@@ -24,8 +24,8 @@ _VALUES = ("cookers", "decoder")
 def check_encoder(encoder: Any) -> None:
     """Raise ConfigError for what is no task encoder, a misspelt hook, or one that cannot be called.
 
-    Members that other members use are not suspected, nor are those beside a hook of the right name. A name
-    that continues a hook's, such as ``encode_samples``, gets a warning.
+    Members that other members use are not suspected, and neither are members beside a hook of the right name.
+    A name that continues a hook's, such as ``encode_samples``, gets a warning.
     """
     if not isinstance(encoder, TaskEncoder):
         hint = f"pass {encoder.__name__}()" if isinstance(encoder, type) else "derive from TaskEncoder"

@@ -115,7 +115,7 @@ class Traffic:
         self.log.clear()
 
     def hold(self) -> None:
-        """Hold back answers from now on; those that are held go out, before any request that follows them."""
+        """Hold back answers from now on. Answers that were held before go out first."""
         self.released.set()
         self.released.clear()
 

@@ -92,7 +92,7 @@ class S3Control:
     def hold(self) -> None:
         """Answer no request until :meth:`release`; requests of controls are answered all the same.
 
-        Called again, it answers those that are held, and holds what comes then: one round trip.
+        Called again, it answers the requests that are held, and holds later ones: one round trip.
         """
         self._control("hold")
 

@@ -21,7 +21,7 @@ class PoemSample(Sample):
 PROGRAM = """
 import energon_stream.integrations.megatron as megatron
 megatron.install_alias()
-from energon_stream.cli.dataset_yaml_wizard import sample_types
+from energon_stream.cli.dataset_yaml_wizard import find_sample_type
 from energon_stream.config.dataset_yaml import read_dataset_config
 from energon_stream.samples import PoemSample
 from megatron import energon
@@ -33,7 +33,7 @@ for document in (typed, {**own, "__class__": "PoemWebdataset", **fields}):
     assert factory.sample_type is PoemSample
 assert energon.PoemSample is energon.flavors.PoemSample is PoemSample
 assert energon.PoemWebdataset.__sample_type__ is PoemSample
-assert "PoemSample" in sample_types()
+assert find_sample_type("PoemWebdataset") == "PoemSample"
 """
 
 

@@ -222,7 +222,7 @@ def cut_list(pieces: Iterator[bytes], *, rows: int, where: str = "", size: int =
 def _list_items(pieces: Iterator[bytes], where: str) -> Iterator[tuple[int, int]]:
     """Yield where the objects of a list begin and end; no more of it is in memory than an object or two.
 
-    Latin-1 has a character for each byte, and the signs of JSON are those of UTF-8: places are bytes.
+    Latin-1 has a character for each byte, and JSON has the same signs in it as in UTF-8: places are bytes.
     """
     limits, decode = Limits.from_environment(), json.JSONDecoder().raw_decode
     text, number, before = next(pieces, b"").decode("latin-1"), 0, _OPENING
