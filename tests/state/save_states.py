@@ -6,12 +6,13 @@ Run it from the root of this checkout, with the path of a checkout of the earlie
 
 The current library writes the datasets. The earlier one, in a process of its own, runs each pipeline of
 ``saved_pipelines.py``, saves the states of all ranks and restores them, and notes which samples come next.
-It writes four files to ``saved_states/``, whose names begin with the version of the format:
+It writes five files to ``saved_states/``, whose names begin with the version of the format:
 
 * ``V-states.msgpack``: by name, for each rank the bytes of what ``save_state_rank()`` returned
 * ``V-states.pt``: by name, the states of all ranks in a list, written by ``torch.save``
 * ``V-state-dicts.pt``: by name, what ``state_dict()`` of rank 0 returned, written by ``torch.save``
 * ``V-expected.json``: by name, for each rank that goes on, the texts of the next batches
+* ``V-datasets.tar.xz``: the datasets as the earlier version writes and prepares them, with a table
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ BATCHES = 12
 
 def write_datasets(folder: Path, datasets: dict[str, tuple[int, int]] = DATASETS) -> None:
     """Write and prepare the datasets; texts are the dataset's letter and the sample's number."""
-    from energon_stream.config.join_indices import prepare_metadataset
+    from energon_stream import prepare_metadataset
     from energon_stream.testing.datasets import prepared_text_dataset
 
     for name, (shards, per_shard) in datasets.items():
@@ -48,6 +50,22 @@ def write_datasets(folder: Path, datasets: dict[str, tuple[int, int]] = DATASETS
         prepared_text_dataset(folder / name, shards=shards, samples_per_shard=per_shard, text=text)
     write_mixtures(folder)
     prepare_metadataset(folder / "joined.yaml")
+
+
+def pack_datasets(into: Path, folder: Path) -> None:
+    """Write and prepare the datasets with whatever version is imported, and put them into an archive."""
+    import pyarrow
+    from pyarrow import parquet
+
+    from energon_stream import add_table
+
+    write_datasets(folder)
+    shards, per_shard = DATASETS["a"]
+    parquet.write_table(pyarrow.table({"score": range(shards * per_shard)}), folder / "scores.parquet")
+    add_table(folder / "a", folder / "scores.parquet")
+    (folder / "scores.parquet").unlink()
+    with tarfile.open(into, "w:xz") as archive:
+        archive.add(folder, ".")
 
 
 def save(before: Path, after: Path, into: Path) -> None:
@@ -61,12 +79,13 @@ def save(before: Path, after: Path, into: Path) -> None:
     for name, saved in PIPELINES.items():
         ranks[name] = []
         for rank in range(saved.world):
-            with open_loader(saved, before, rank, saved.world) as loader:
+            with open_loader(saved, before, rank, saved.world, saved.workers) as loader:
                 take(loader, saved.steps)
                 ranks[name].append(loader.save_state_rank())
                 if rank == 0:
                     state_dicts[name] = loader.state_dict()
         expected[name] = go_on(saved, after, ranks[name], BATCHES)
+    pack_datasets(into / f"{VERSION}-datasets.tar.xz", after.parent / "packed")
     saved = PIPELINES["grown"]
     with open_loader(saved, after, 0, 1) as loader:  # saved again, while passes end in earlier shares
         loader.restore_state_global(ranks["grown"], on_change="continue")

@@ -16,6 +16,7 @@ from energon_stream import (
     BlendDataset,
     ConcatDataset,
     DefaultTaskEncoder,
+    PlannedPacking,
     ReadOptions,
     ShuffleBufferDataset,
     WorkerConfig,
@@ -71,6 +72,12 @@ class Packs(DefaultTaskEncoder):
         return samples[0]
 
 
+class OnePack(DefaultTaskEncoder):
+    """Packs that are planned."""
+
+    pack_selected_samples = Packs.pack_selected_samples
+
+
 class Parts(DefaultTaskEncoder):
     """Packs that a generator yields: a state lies between two elements of one pack."""
 
@@ -107,6 +114,7 @@ class Saved:
         steps: Batches of each rank before the states are saved.
         next_world: Ranks that go on; they share out the states with ``restore_state_global``.
         on_change: Argument of the restore.
+        workers: Worker processes of each rank that saves; ranks that go on have none.
     """
 
     build: Callable[[Path, WorkerConfig], Any]
@@ -115,6 +123,7 @@ class Saved:
     steps: int = 7
     next_world: int = 1
     on_change: str = "error"
+    workers: int = 0
 
 
 def train(path: str, **changes: Any) -> Callable[[Path, WorkerConfig], Any]:
@@ -160,6 +169,8 @@ PIPELINES = {
     "grouped": Saved(train("a", task_encoder=Groups())),
     "elastic": Saved(train("many.yaml"), streams=12, world=4, steps=6, next_world=3),
     "virtual-epochs": Saved(train("two.yaml", virtual_epoch_length=10), world=2, steps=13, next_world=2),
+    "workers": Saved(train("nested.yaml"), streams=4, steps=30, workers=2),
+    "planned": Saved(train("a", packing=PlannedPacking([3] * 72, 10), task_encoder=OnePack())),
     "shuffled": Saved(combined("shuffled")),
     "concatenated": Saved(combined("concatenated"), steps=10),
     "blended-batches": Saved(combined("blended")),
@@ -169,9 +180,10 @@ PIPELINES = {
 """By name, with which the files of its states begin."""
 
 
-def open_loader(saved: Saved, folder: Path, rank: int, world: int) -> Any:
+def open_loader(saved: Saved, folder: Path, rank: int, world: int, workers: int = 0) -> Any:
     """Loader of one rank."""
-    return get_savable_loader(saved.build(folder, WorkerConfig(rank, world, 0, num_streams=saved.streams)))
+    config = WorkerConfig(rank, world, workers, num_streams=saved.streams)
+    return get_savable_loader(saved.build(folder, config))
 
 
 def take(loader: Any, count: int) -> list[list[str]]:

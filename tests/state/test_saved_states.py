@@ -1,13 +1,15 @@
 """States that an earlier version saved are restored exactly; ``save_states.py`` made them."""
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
 import torch
 from save_states import BATCHES, write_datasets
-from saved_pipelines import PIPELINES, go_on, open_loader, take
+from saved_pipelines import PIPELINES, V2, go_on, open_loader, take
 
+from energon_stream import get_val_dataset
 from energon_stream.errors import StateVersionError
 from energon_stream.state import loads
 
@@ -16,8 +18,14 @@ EARLIER = [4]
 """Versions of the format of which there are saved states."""
 
 
+REFUSED = "planned"
+"""Planned packs are dealt in another way now."""
+
+
 def names(version):
-    return json.loads((SAVED / f"{version}-expected.json").read_text())
+    found = json.loads((SAVED / f"{version}-expected.json").read_text())
+    del found[REFUSED]
+    return found
 
 
 CASES = [(version, name) for version in EARLIER for name in names(version)]
@@ -27,6 +35,15 @@ CASES = [(version, name) for version in EARLIER for name in names(version)]
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("datasets")
     write_datasets(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def earlier_folder(tmp_path_factory):
+    """The datasets as the earlier version wrote and prepared them."""
+    folder = tmp_path_factory.mktemp("earlier")
+    with tarfile.open(SAVED / "4-datasets.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
     return folder
 
 
@@ -45,6 +62,25 @@ def test_earlier_states_go_on_exactly(version, name, folder):
     assert go_on(pipeline(name), folder, packed, BATCHES) == expected
     states = torch.load(SAVED / f"{version}-states.pt")[name]
     assert go_on(pipeline(name), folder, states, BATCHES) == expected
+
+
+@pytest.mark.parametrize("name", ["plain", "two", "joined", "packed", "workers"])
+def test_datasets_that_it_prepared_go_on_exactly(name, earlier_folder):
+    states = torch.load(SAVED / "4-states.pt")[name]
+    assert go_on(pipeline(name), earlier_folder, states, BATCHES) == names(4)[name]
+
+
+def test_a_table_that_it_wrote_serves_a_view(earlier_folder):
+    view = {"path": "a", "split_part": "train", "where": "score >= 30 and score < 40"}
+    (earlier_folder / "view.yaml").write_text(json.dumps({**V2, "splits": {"val": view}}))
+    found = get_val_dataset(earlier_folder / "view.yaml", batch_size=None)
+    assert sorted(sample.text for sample in found) == [f"a{number}" for number in range(30, 40)]
+
+
+def test_its_planned_packs_are_refused_by_name(folder):
+    states = torch.load(SAVED / "4-states.pt")[REFUSED]
+    with pytest.raises(StateVersionError, match="planned packs"):
+        go_on(PIPELINES[REFUSED], folder, states, 1)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 99, None, "3"])
