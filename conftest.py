@@ -52,6 +52,11 @@ ROOT = Path(__file__).parent
 logging.getLogger().addHandler(logging.NullHandler())
 
 
+@functools.cache
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
 IMPORTED = (
     "lightning.pytorch",
     "transformers.trainer",
@@ -65,14 +70,9 @@ IMPORTED = (
     "webdataset",
     "starlette.applications",
     "sybil",
-    "energon_stream.tools.top.screen",
+    *["energon_stream.tools.top.screen"] * _is_there("textual"),
 )
 """What test modules import, takes longest to import, and starts no thread, which a fork would lose."""
-
-
-@functools.cache
-def _is_there(module: str) -> bool:
-    return importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
 @functools.cache
