@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,6 +29,7 @@ _WORST = 0.03  # weight of the largest load over the mean beside the time of all
 _UNIT = 1 << 16  # of loads: their mean. Plans are made of integers, which all machines add up alike
 _MOST = 1 << 28  # of a load
 _TURNS = 12  # rounds of swaps between the streams of a step
+_TOGETHER = 1 << 14  # packs of ways to deal that are tried at once, after the first way
 _CHOICE = 8  # packs of a stream that may change places in a round
 
 
@@ -260,6 +262,16 @@ def rows_of_steps(ranked: Int64Array, steps: int, streams: int, key: int) -> Ite
         yield np.concatenate([next(rows_of_steps(own, count, streams, key)) for own, count in each])
 
 
+def _swapped(loads: Int64Array, ways: Iterator[Int64Array]) -> Iterator[Int64Array]:
+    """Yield the packs of steps and streams of each way, after swaps. Few packs are swapped in many at once."""
+    size = 1
+    while some := list(islice(ways, size)):
+        steps = len(some[0])
+        bins = swap_packs(loads, match_rows(loads, np.concatenate(some)))
+        yield from (bins[at : at + steps] for at in range(0, len(bins), steps))
+        size = max(1, _TOGETHER // some[0].size)
+
+
 def order_streams(sums: Int64Array, key: int) -> Int64Array:
     """Return which of a step's shares each stream gets: even for fewer ranks, too, and none the heaviest.
 
@@ -308,8 +320,7 @@ def deal_packs(loads: Float64Array, step: int, streams: int, key: int) -> list[l
     dealt = np.zeros((0, streams, step // streams), dtype=np.int64)
     least = (True, math.inf, math.inf)
     for ranked in rankings(units, whole, key, each=step == streams) if steps else ():
-        for rows in rows_of_steps(ranked, steps, streams, key):
-            bins = swap_packs(units, match_rows(units, rows))
+        for bins in _swapped(units, rows_of_steps(ranked, steps, streams, key)):
             cost = cost_of(units[bins].sum(axis=2))
             if cost < least:
                 dealt, least = bins, cost

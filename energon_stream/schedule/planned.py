@@ -31,7 +31,7 @@ from energon_stream.schedule.pack_planning import (
 )
 from energon_stream.schedule.saved import damaged
 from energon_stream.schedule.schedule import Cursor, Refs, Schedule
-from energon_stream.schedule.several_costs import PackKind, fill_kinds
+from energon_stream.schedule.several_costs import PackKind, fill_beside_large, fill_kinds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Overlong = Literal["error", "drop", "split"]
 
 PACKING = 4
-"""Version of the plan, one more for several costs. Raise it when other packs come out: states have it."""
+"""Version of the plan, two more for several costs. Raise it when other packs come out: states have it."""
 _KEPT = 1 << 20  # samples in the windows that a process keeps, for streams that look ahead differently far
 _LEAST_KEPT = 4  # windows that are kept, whatever they have
 _DENSE = (0.99, 0.975)  # shares of what fits that are tried for packs of neighbours
@@ -89,7 +89,7 @@ class PackSpec:
             **{name: getattr(self, name) for name in names},
             "load": self.kinds[0].describe()[2],
             **several,
-            "algorithm": PACKING + bool(self.more),  # the first version had no number
+            "algorithm": PACKING + 2 * bool(self.more),  # the first version had no number
         }
 
     def loads(self, costs: Int64Array, pack: Int64Array, packs: int) -> Float64Array:
@@ -207,12 +207,25 @@ class JobPacks:
         is_last = is_last and count == len(refs)
         if len(pack) and not is_last:
             pieces, pack = spread_pieces(pieces, pack, packs, self.spec.overlong == "split")
-        costs = np.column_stack([pieces.stop - pieces.start, every[pieces.ref, 1:]])
-        loads = self.spec.loads(costs, pack, int(pack.max(initial=-1)) + 1)
-        dealt = deal_packs(loads, self.spec.step, self.streams, key)
+        loads, dealt = self._deal(every, pieces, pack, key)
+        if self.spec.more and not is_last and self._cost(loads, dealt)[0]:
+            other = fill_beside_large(every, [kind.capacity for kind in self.spec.kinds], packs, self.streams)
+            if other is not None:
+                own = PieceColumns(other[1], np.zeros_like(other[1]), every[other[1], 0])
+                even = self._deal(every, own, other[2], key)
+                if self._cost(*even) < self._cost(loads, dealt):
+                    return self._made(start, refs, other[0], own, other[2], even[1])
         if near is not None and near[1][1] <= self._cost(loads, dealt)[1] + _NEARLY:
             return self._made(start, refs, *near[0])
         return self._made(start, refs, count, pieces, pack, dealt)
+
+    def _deal(
+        self, every: Int64Array, pieces: PieceColumns, pack: Int64Array, key: int
+    ) -> tuple[Float64Array, list[list[int]]]:
+        """Return the loads of packs, and the packs of each stream."""
+        costs = np.column_stack([pieces.stop - pieces.start, every[pieces.ref, 1:]])
+        loads = self.spec.loads(costs, pack, int(pack.max(initial=-1)) + 1)
+        return loads, deal_packs(loads, self.spec.step, self.streams, key)
 
     def _made(
         self,

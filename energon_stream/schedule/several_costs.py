@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,10 @@ _BLOCK = 64  # packs that are formed together of samples with several costs
 _NO_LIMIT = 1 << 62
 _FILLS = (0.98, 0.95, 0.9, 0.8, 0.65, 0.5)
 """Shares of the room that are tried after higher ones, if each sample took the largest of its costs."""
+
+_LARGE = 0.5  # share of a room from which on a sample has a pack of its own kind
+_BESIDE = tuple(number / 200 for number in range(196, 180, -1))  # shares of the room beside large samples
+_FULL = 0.97  # fill of packs beside large samples below which they are not used
 
 
 class PackKind(NamedTuple):
@@ -49,17 +54,20 @@ def pack_kinds(
     blocks = next(count for count in range(max(1, packs // _BLOCK), 0, -1) if packs % count == 0)
     rounds = -(-len(costs) // blocks)
     totals = costs.sum(axis=0).tolist()
+    limits = np.array([_NO_LIMIT if room is None else room for room in capacities], dtype=np.int64)
+    alone = (costs + costs.min(axis=0, initial=_NO_LIMIT) > limits).any(axis=1)  # no other fits beside it
+    if (costs[~alone].sum(axis=0) > (packs - int(alone.sum())) * limits.astype(np.float64)).any():
+        return None  # as they would not fit after all were tried
     scale = np.array(
         [1 / (room or max(1, total) / packs) for room, total in zip(capacities, totals, strict=True)]
     )
-    most = np.array([_NO_LIMIT if room is None else room for room in capacities], dtype=np.int64)
     dealt = np.full(rounds * blocks, len(costs))
     dealt[: len(costs)] = np.argsort(-(costs * scale).max(axis=1), kind="stable")
     padded = np.concatenate([costs.T, np.zeros((costs.shape[1], 1), dtype=np.int64)], axis=1)
     placed = np.empty(len(costs) + 1, dtype=np.int64)
     sums = np.zeros((costs.shape[1], blocks, packs // blocks), dtype=np.int64)
     of_block, every = np.zeros((costs.shape[1], blocks), dtype=np.int64), np.arange(blocks)
-    of_each, most = scale[:, None, None], most[:, None, None]
+    of_each, most = scale[:, None, None], limits[:, None, None]
     for own in dealt.reshape(rounds, blocks):
         kind = int(((of_block.max(axis=1) - of_block.min(axis=1)) * scale).argmax())
         light = of_block[kind].argsort(kind="stable")
@@ -68,8 +76,8 @@ def pack_kinds(
         added = padded[:, mine]
         after = sums + added[:, :, None]
         scaled = after * of_each
-        score = -scaled.sum(axis=0) if fullest else scaled.max(axis=0)
-        score[(after > most).any(axis=0)] = np.inf
+        score = -scaled.sum(axis=0) if fullest else reduce(np.maximum, scaled)
+        score[reduce(np.logical_or, after > most)] = np.inf
         pick = score.argmin(axis=1)
         if score[every, pick].max() == np.inf:
             return None
@@ -114,3 +122,44 @@ def fill_kinds(
             if pack is not None:
                 return count, own, pack
     raise AssertionError("samples that fit one by one fit as many packs")
+
+
+def fill_beside_large(
+    costs: Int64Array, capacities: Sequence[int | None], packs: int, streams: int
+) -> tuple[int, Int64Array, Int64Array] | None:
+    """Return packs as :func:`fill_kinds` does, of which equally many for each stream have one full cost.
+
+    A sample that takes most of a room has its own pack, which is unlike the packs of small samples. As many of
+    these as fill up the last row are made alike, of those that have much of that cost and little of others.
+    None where no pack has a large sample, all streams have equally many, or small ones do not suffice.
+    """
+    used = costs[:, 0] > 0
+    totals = costs[used].sum(axis=0)
+    rooms = np.array([room or max(1, total) for room, total in zip(capacities, totals, strict=True)])
+    parts = costs * used[:, None] / rooms
+    kind = int((parts > _LARGE).sum(axis=0).argmax())
+    is_large = parts[:, kind] > _LARGE
+    score = 2 * parts[:, kind] - parts.sum(axis=1)
+    needed = np.cumsum(is_large) + np.cumsum(parts * ~is_large[:, None], axis=0).max(axis=1)
+    for share in _BESIDE:
+        count = int(np.searchsorted(needed, share * packs, side="right"))
+        small = np.flatnonzero(used[:count] & ~is_large[:count])
+        large = int(is_large[:count].sum())
+        more = -large % streams
+        if not large or not more or packs - more < large:
+            return None
+        ranked = small[np.argsort(-score[small], kind="stable")]
+        wanted = more * float(parts[:count][is_large[:count], kind].mean()) * _BESIDE[0]
+        sums = np.cumsum(parts[ranked, kind])
+        alike, others = np.split(ranked, [int(np.searchsorted(sums, wanted, side="right"))])
+        if not len(others) or parts[others].sum(axis=0).max() > _BESIDE[0] * (packs - more - large):
+            continue
+        rest = np.setdiff1d(np.flatnonzero(used[:count]), alike)
+        first = pack_kinds(costs[alike], capacities, more, fullest=False)
+        last = None if first is None else pack_kinds(costs[rest], capacities, packs - more, fullest=False)
+        if first is None or last is None:
+            continue
+        own, pack = np.concatenate([alike, rest]), np.concatenate([first, last + more])
+        sums_of = np.stack([np.bincount(pack, each, minlength=packs) for each in parts[own].T])
+        return (count, own, pack) if sums_of.max(axis=0).mean() >= _FULL else None
+    return None

@@ -33,7 +33,6 @@ import numpy as np
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers, is_reader_config
 from energon_stream.schedule import damaged, is_count, pack_columns, reading, shown, unpack_columns
-from energon_stream.schedule.planned import PACKING
 from energon_stream.state.identity import (
     IDENTITIES,
     Matching,
@@ -223,7 +222,7 @@ def describe(dataset: SavableDataset[Any], *, again: bool = False) -> Descriptio
     kept = json.loads(text) if len(text) <= _MOST_OPTIONS else None
     earlier = {
         _hash([_of_packs(order, version) for order in parts["order"]]).hex(): version
-        for version in range(1, PACKING if plans else 1)
+        for version in range(1, max((plan.describe()["algorithm"] for plan in plans), default=1))
     }
     may_divide = dataset.worker_config.conventions == "energon"
     return Description(prints, leaves, kept, identities(opened), tuple(opened), earlier, may_divide)

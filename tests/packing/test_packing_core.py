@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from energon_stream.schedule.pack_planning import cut_pieces, deal_packs, pack_lengths, pack_loads
 from energon_stream.schedule.planned import PACKING, PackSpec
-from energon_stream.schedule.several_costs import PackKind, fill_kinds
+from energon_stream.schedule.several_costs import PackKind, fill_beside_large, fill_kinds
 
 lengths = st.lists(st.integers(1, 50), min_size=1, max_size=120).map(lambda v: np.array(v, dtype=np.int64))
 
@@ -141,4 +141,7 @@ def test_other_packs_with_several_costs_are_another_version():
     count, _, pack = fill_kinds(costs, (8192, 6800), 128, is_last=False)
     spec = PackSpec(8192, 128, 8, "linear", "error", "text", (PackKind("vision", 6800, "linear"),))
     made = count, zlib.crc32(repr(pack.tolist()).encode())
-    assert (spec.describe()["algorithm"], *made) == (5, 1989, 3656781549)
+    assert (spec.describe()["algorithm"], *made) == (6, 1989, 3656781549)
+    beside = fill_beside_large(costs, (8192, 6800), 128, 16)
+    assert beside is not None
+    assert (beside[0], zlib.crc32(repr(beside[2].tolist()).encode())) == (1872, 3966956625)

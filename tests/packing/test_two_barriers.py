@@ -129,11 +129,10 @@ def ratios(sums):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_loads_are_even_with_four_packs_a_rank(kind):
-    """Two kinds of packs that a step cannot share evenly among 64 ranks leave single steps uneven."""
     costs = made(kind, 60_000)
     sums = delivered(planned(costs, 4), costs, 4)
     assert ratios(sums).mean(axis=0).max() <= 1.04
-    assert ratios(sums).max() <= {at_capacity: 1.4, lognormal: 1.08}.get(kind, 1.04)
+    assert ratios(sums).max() <= {at_capacity: 1.05, lognormal: 1.08}.get(kind, 1.04)
     assert (sums.max(axis=(0, 1, 2)) <= rooms(*costs)).all()
     fill = (sums / rooms(*costs)).max(axis=3).mean()
     assert round(fill, 3) >= 0.97
