@@ -29,8 +29,10 @@ from energon_stream import (
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.schedule import JobPacks, LeafPlan, OrderSpec, PackSpec, RepeatPlan, build_schedule
 from energon_stream.task.packers import LengthPacker, best_fit_decreasing, first_fit, histogram_pack
+from energon_stream.testing.s3server import S3Server
 
 CAPACITY, BUFFER = 4096, 1000
+TEXT = 100  # bytes of a sample whose first batch is timed
 
 RANKS, MICRO_BATCHES, LONG = 64, 4, 8192
 
@@ -137,13 +139,16 @@ class Packs(DefaultTaskEncoder):
         return len(samples)
 
 
-def first_batch(ranks, streams=256, samples=400_000):
-    """CPU seconds from opening to the first batch of one of some ranks, and MB that it took."""
+def first_batch(ranks, server=None, streams=256, samples=400_000):
+    """CPU seconds from opening to the first batch of one of some ranks, MB that it took, and requests."""
     lengths = mixed_lengths(samples)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "texts.jsonl")
-        path.write_text('{"text": "a"}\n' * samples)
+        path = Path(folder if server is None else server.folder, "texts.jsonl")
+        path.write_text(f'{{"text": "{"a" * TEXT}"}}\n' * samples)
         prepare_jsonl(str(path))
+        if server is not None:
+            server.reset_counters()
+            path = "s3://bucket/texts.jsonl"
         before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
         dataset = get_train_dataset(
             str(path),
@@ -154,12 +159,15 @@ def first_batch(ranks, streams=256, samples=400_000):
             task_encoder=Packs(),
             packing=PlannedPacking(lengths, LONG),
             cache=False,
+            storage_options=None if server is None else server.storage_options,
         )
         loader = get_savable_loader(dataset)
         next(iter(loader))
         seconds = time.process_time() - begin
+        size = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        requests = "none" if server is None else len(server.log())
         loader.close()
-    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return f"{seconds:.2f}", f"{size:.0f}", requests
 
 
 def memory(samples=10_000_000, windows=40):
@@ -178,10 +186,13 @@ def memory(samples=10_000_000, windows=40):
 
 
 def cost():
-    print("\n| 256 streams | CPU-s to the first batch | MB |\n|---|--:|--:|")
-    for name, ranks in (("one of 256 ranks", 256), ("all in one process", 1)):
-        seconds, size = first_batch(ranks)
-        print(f"| {name} | {seconds:.2f} | {size:.0f} |", flush=True)
+    print("\n| 256 streams | CPU-s to the first batch | MB | requests |\n|---|--:|--:|--:|")
+    with tempfile.TemporaryDirectory() as folder, S3Server(folder, own_process=True) as server:
+        server.folder = Path(folder, "bucket")
+        server.folder.mkdir()
+        for place, of in (("local files", None), ("a store", server)):
+            for name, ranks in (("one of 256 ranks", 256), ("all in one process", 1)):
+                print(f"| {name}, {place} | {' | '.join(map(str, first_batch(ranks, of)))} |", flush=True)
     print(f"\n{memory():.0f} MB for 10,000,000 samples and 40 windows", flush=True)
 
 

@@ -18,7 +18,7 @@ _NO_LIMIT = 1 << 62
 _FILLS = (0.98, 0.95, 0.9, 0.8, 0.65, 0.5)
 """Shares of the room that are tried after higher ones, if each sample took the largest of its costs."""
 
-_LARGE = 0.5  # share of a room from which on a sample has a pack of its own kind
+_LARGE = 0.9  # share of a room from which on a sample has a pack of its own kind
 _BESIDE = tuple(number / 200 for number in range(196, 180, -1))  # shares of the room beside large samples
 _FULL = 0.97  # fill of packs beside large samples below which they are not used
 
@@ -131,7 +131,7 @@ def fill_beside_large(
 
     A sample that takes most of a room has its own pack, which is unlike the packs of small samples. As many of
     these as fill up the last row are made alike, of those that have much of that cost and little of others.
-    None where no pack has a large sample, all streams have equally many, or small ones do not suffice.
+    None where fewer packs than streams have a large sample, all streams have equally many, or small ones do not suffice.
     """
     used = costs[:, 0] > 0
     totals = costs[used].sum(axis=0)
@@ -146,7 +146,7 @@ def fill_beside_large(
         small = np.flatnonzero(used[:count] & ~is_large[:count])
         large = int(is_large[:count].sum())
         more = -large % streams
-        if not large or not more or packs - more < large:
+        if large < streams or not more or packs - more < large:
             return None
         ranked = small[np.argsort(-score[small], kind="stable")]
         wanted = more * float(parts[:count][is_large[:count], kind].mean()) * _BESIDE[0]
