@@ -263,7 +263,7 @@ def rows_of_steps(ranked: Int64Array, steps: int, streams: int, key: int) -> Ite
 
 
 def _swapped(loads: Int64Array, ways: Iterator[Int64Array]) -> Iterator[Int64Array]:
-    """Yield the packs of steps and streams of each way, after swaps. Few packs are swapped in many at once."""
+    """Yield the packs of steps and streams of each way, after swaps: many ways at once if packs are few."""
     size = 1
     while some := list(islice(ways, size)):
         steps = len(some[0])

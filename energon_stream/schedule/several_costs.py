@@ -129,9 +129,9 @@ def fill_beside_large(
 ) -> tuple[int, Int64Array, Int64Array] | None:
     """Return packs as :func:`fill_kinds` does, of which equally many for each stream have one full cost.
 
-    A sample that takes most of a room has its own pack, which is unlike the packs of small samples. As many of
-    these as fill up the last row are made alike, of those that have much of that cost and little of others.
-    None where fewer packs than streams have a large sample, all streams have equally many, or small ones do not suffice.
+    A sample that takes most of a room has its own pack, unlike those of small samples. As many packs of
+    small ones as fill up the last row are made alike: of those with much of that cost and little of others.
+    None where all streams have equally many large samples, or fewer than one, or small ones do not suffice.
     """
     used = costs[:, 0] > 0
     totals = costs[used].sum(axis=0)
