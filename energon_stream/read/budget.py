@@ -55,6 +55,7 @@ class Budget:
         self._lanes: list[Lane] = []
         self._freed = 0  # bytes freed since the last look ahead
         self._under_way: list[RangeFetch] = []  # requests whose arrival still counts
+        self._bytes_under_way: int = 0
         self._first: list[RangeFetch] = []  # requests of the first samples; all others wait for them
         self._first_made = 0.0  # when they were made
         self._latency = 0.0  # seconds to the first byte, as far as that is known; else 0
@@ -141,7 +142,7 @@ class Budget:
                 return
             if self._start_bytes is not None and not self._may_start(size):
                 return
-            if self._is_shared and self._bytes_under_way() + size > self.size // 3:
+            if self._is_shared and self._bytes_under_way + size > self.size // 3:
                 return  # the client keeps its memory for requests in flight
             yield self.pop(lane)
             if lane.queue:
@@ -153,6 +154,7 @@ class Budget:
         self.outstanding_bytes += request.size
         if self._start_bytes is not None or (self._is_shared and not request.is_local):
             self._under_way.append(request)
+            self._bytes_under_way += request.size
         return request
 
     def _note_arrivals(self) -> None:
@@ -161,12 +163,10 @@ class Budget:
         for request in under_way:
             if request.has_arrived:
                 self._arrived += request.size
+                self._bytes_under_way -= request.size
                 self.outstanding_bytes -= request.take_apart()
             else:
                 self._under_way.append(request)
-
-    def _bytes_under_way(self) -> int:
-        return sum(request.size for request in self._under_way)
 
     def _may_start(self, size: int) -> bool:
         """Return whether the slow start allows more bytes. It ends when only the budget limits."""
@@ -174,4 +174,4 @@ class Budget:
         allowed = (self._start_bytes or 0) + self._arrived
         if allowed >= self.size:
             self._start_bytes = None
-        return not self._under_way or self._bytes_under_way() + size <= allowed
+        return not self._under_way or self._bytes_under_way + size <= allowed
