@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -85,6 +86,17 @@ def open_packs(pack: Int64Array, packs: int) -> Int64Array:
     for empty in range(int(pack.max()) + 1, packs):
         pack[np.flatnonzero(pack == np.argmax(np.bincount(pack)))[-1]] = empty
     return pack
+
+
+@dataclass(frozen=True, slots=True)
+class PackPiece:
+    """A sample in a pack, or a part of one."""
+
+    pack: int  # number of the pack among those of the stream's pass
+    place: int  # place in the pack
+    count: int  # pieces of the pack
+    start: int  # first unit of the sample's length that belongs to the pack
+    stop: int  # one past the last
 
 
 class PieceColumns(NamedTuple):
@@ -190,6 +202,15 @@ def cost_of(sums: Int64Array) -> tuple[bool, float, float]:
     worst = float(unevenness(sums).max())
     time = float(sums.max(axis=1).sum()) * sums.shape[1] / max(1, float(sums.sum() / sums.shape[2]))
     return worst > _EVEN_ENOUGH, time + _WORST * worst, worst
+
+
+def cost_of_streams(loads: Float64Array, dealt: list[list[int]], step: int) -> tuple[bool, float, float]:
+    """Return the cost of the whole steps of ``step`` packs, as of :func:`cost_of`."""
+    streams, steps = len(dealt), len(loads) // step
+    whole = np.array([own[: steps * step // streams] for own in dealt]).reshape(
+        streams, steps, step // streams
+    )
+    return cost_of(in_units(loads)[whole].sum(axis=2).transpose(1, 0, 2))
 
 
 def match_rows(loads: Int64Array, rows: Int64Array) -> Int64Array:

@@ -20,11 +20,11 @@ from energon_stream.schedule.neighbours import pack_neighbours
 from energon_stream.schedule.pack_planning import (
     EVEN,
     Load,
+    PackPiece,
     PieceColumns,
-    cost_of,
+    cost_of_streams,
     cut_pieces,
     deal_packs,
-    in_units,
     pack_lengths,
     pack_loads,
     spread_pieces,
@@ -96,17 +96,6 @@ class PackSpec:
         """Return the loads of packs, given the costs and the pack of each piece, a column for each cost."""
         columns = zip(costs.T, self.kinds, strict=True)
         return np.stack([pack_loads(own, pack, packs, kind.load) for own, kind in columns], axis=1)
-
-
-@dataclass(frozen=True, slots=True)
-class PackPiece:
-    """A sample in a pack, or a part of one."""
-
-    pack: int  # number of the pack among those of the stream's pass
-    place: int  # place in the pack
-    count: int  # pieces of the pack
-    start: int  # first unit of the sample's length that belongs to the pack
-    stop: int  # one past the last
 
 
 class StreamPacks(NamedTuple):
@@ -208,14 +197,14 @@ class JobPacks:
         if len(pack) and not is_last:
             pieces, pack = spread_pieces(pieces, pack, packs, self.spec.overlong == "split")
         loads, dealt = self._deal(every, pieces, pack, key)
-        if self.spec.more and not is_last and self._cost(loads, dealt)[0]:
+        if self.spec.more and not is_last and cost_of_streams(loads, dealt, self.spec.step)[0]:
             other = fill_beside_large(every, [kind.capacity for kind in self.spec.kinds], packs, self.streams)
             if other is not None:
                 own = PieceColumns(other[1], np.zeros_like(other[1]), every[other[1], 0])
                 even = self._deal(every, own, other[2], key)
-                if self._cost(*even) < self._cost(loads, dealt):
+                if cost_of_streams(*even, self.spec.step) < cost_of_streams(loads, dealt, self.spec.step):
                     return self._made(start, refs, other[0], own, other[2], even[1])
-        if near is not None and near[1][1] <= self._cost(loads, dealt)[1] + _NEARLY:
+        if near is not None and near[1][1] <= cost_of_streams(loads, dealt, self.spec.step)[1] + _NEARLY:
             return self._made(start, refs, *near[0])
         return self._made(start, refs, count, pieces, pack, dealt)
 
@@ -238,13 +227,6 @@ class JobPacks:
     ) -> PlannedWindow:
         return PlannedWindow(self.job.advance(start, count), count, self._streams(refs, pieces, pack, dealt))
 
-    def _cost(self, loads: Float64Array, dealt: list[list[int]]) -> tuple[bool, float, float]:
-        """Return the cost of the whole steps, as of :func:`cost_of`."""
-        each = self.spec.step // self.streams
-        steps = len(loads) // self.spec.step
-        whole = np.array([own[: steps * each] for own in dealt]).reshape(self.streams, steps, each)
-        return cost_of(in_units(loads)[whole].sum(axis=2).transpose(1, 0, 2))
-
     def _of_neighbours(
         self, refs: Refs, lengths: Int64Array, packs: int, room: float, key: int
     ) -> tuple[tuple[int, PieceColumns, Int64Array, list[list[int]]], tuple[bool, float, float]] | None:
@@ -263,7 +245,7 @@ class JobPacks:
             made = pack_neighbours(sizes, spec.capacity, packs, spec.step, self.streams, spec.load, key)
             if made is not None:
                 loads = self.spec.loads(sizes[:, None], made[0], packs)
-                return (count, pieces, *made), self._cost(loads, made[1])
+                return (count, pieces, *made), cost_of_streams(loads, made[1], spec.step)
         return None
 
     def _fill(self, costs: Int64Array, packs: int, is_last: bool) -> tuple[int, PieceColumns, Int64Array]:
