@@ -4,7 +4,7 @@ from energon_stream.cache.block_cache import BlockCache, CacheSnapshot
 from energon_stream.cache.cached_store import CachedStore, CacheLayer, cache_counters, shared_cache
 from energon_stream.cache.config import CacheConfig
 from energon_stream.cache.eviction import plan_shares
-from energon_stream.cache.identity import ObjectIdentity
+from energon_stream.cache.object_identity import ObjectIdentity
 
 __all__ = [
     "BlockCache",

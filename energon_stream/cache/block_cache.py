@@ -16,9 +16,9 @@ from energon_stream.cache.block_writer import BlockWriter
 from energon_stream.cache.config import CacheConfig
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.download import Download, Get, to_fetch
-from energon_stream.cache.identity import ObjectIdentity, ObjectPlace, clean_url, root_name
 from energon_stream.cache.ledger import CacheLimits
 from energon_stream.cache.locks import has_locks
+from energon_stream.cache.object_identity import ObjectIdentity, ObjectPlace, clean_url, root_name
 from energon_stream.cache.records import Span, merge_spans
 from energon_stream.errors import ConfigError, RangeError
 from energon_stream.fork import PerProcess

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 
 import xxhash
 
-from energon_stream.cache.identity import BlockPlace
 from energon_stream.cache.ledger import Ledger
 from energon_stream.cache.locks import StripedLocks
+from energon_stream.cache.object_identity import BlockPlace
 from energon_stream.cache.private import PrivateFile
 from energon_stream.cache.records import (
     PAGE_BYTES,

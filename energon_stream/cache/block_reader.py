@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from energon_stream.cache.block_file import BlockFile, DamagedError
-from energon_stream.cache.identity import BlockPlace, BlockRange, ObjectPlace
+from energon_stream.cache.object_identity import BlockPlace, BlockRange, ObjectPlace
 from energon_stream.cache.records import Span, merge_spans, outside
 from energon_stream.logs import log_once
 

@@ -13,9 +13,9 @@ from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.block_reader import OpenBlocks
 from energon_stream.cache.directory import CacheDirectory
 from energon_stream.cache.eviction import make_room
-from energon_stream.cache.identity import BlockRange, ObjectPlace
 from energon_stream.cache.ledger import free_bytes
 from energon_stream.cache.locks import Busy, LockedFile, patience
+from energon_stream.cache.object_identity import BlockRange, ObjectPlace
 from energon_stream.cache.records import PAGE_BYTES, Span, page_ceil
 from energon_stream.logs import log_once
 
@@ -27,7 +27,7 @@ _OVERHEAD_BYTES = 8 * PAGE_BYTES  # disk space of a range beside its bytes, rath
 _SPARE = 64  # evicting frees a 64th of the quota more than needed, so that it happens rarely
 
 
-class Claim(NamedTuple):
+class BlockClaim(NamedTuple):
     """Bytes of a block that are to be fetched."""
 
     block: BlockFile
@@ -102,7 +102,7 @@ class BlockWriter:
             return excess <= 0
         return False
 
-    def claim(self, owner: ObjectPlace, wanted: BlockRange) -> Claim | None:
+    def claim(self, owner: ObjectPlace, wanted: BlockRange) -> BlockClaim | None:
         """Claim the fetch of some bytes; return None if nothing can be written."""
         block = self.open_block(owner, wanted)
         if block is None:
@@ -111,11 +111,11 @@ class BlockWriter:
             # Before looking: who held the claim until now may have written the bytes.
             is_mine = block.try_claim(*wanted.span)
             gaps = block.table(*wanted.span).gaps(*wanted.span)
-            return Claim(block, wanted, is_mine, [(wanted.base + a, wanted.base + b) for a, b in gaps])
+            return BlockClaim(block, wanted, is_mine, [(wanted.base + a, wanted.base + b) for a, b in gaps])
         block.close()
         return None
 
-    def release(self, claim: Claim) -> None:
+    def release(self, claim: BlockClaim) -> None:
         """Release a claim, and close its block."""
         with self._failures:
             if claim.is_mine:

@@ -15,9 +15,9 @@ import msgpack
 from energon_stream.cache.block_cache import BlockCache, CacheSnapshot
 from energon_stream.cache.config import CacheConfig
 from energon_stream.cache.download import Get
-from energon_stream.cache.identity import ObjectIdentity, root_name
 from energon_stream.cache.kept_files import KeptFiles
 from energon_stream.cache.locks import has_locks
+from energon_stream.cache.object_identity import ObjectIdentity, root_name
 from energon_stream.errors import (
     CorruptTarError,
     IndexMismatchError,

@@ -9,14 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 from energon_stream.cache.block_file import BlockFile
-from energon_stream.cache.identity import (
-    BlockPlace,
-    ObjectIdentity,
-    ObjectPlace,
-    block_at,
-    object_place,
-    root_name,
-)
 from energon_stream.cache.ledger import (
     COUNT_FILE,
     OBJECT_BYTES,
@@ -24,6 +16,14 @@ from energon_stream.cache.ledger import (
     CacheLimits,
     Ledger,
     LedgerTransaction,
+)
+from energon_stream.cache.object_identity import (
+    BlockPlace,
+    ObjectIdentity,
+    ObjectPlace,
+    block_at,
+    object_place,
+    root_name,
 )
 from energon_stream.cache.private import (
     PrivateFile,

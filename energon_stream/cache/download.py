@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from energon_stream.cache.block_reader import BlockReader, CachedBytes
-from energon_stream.cache.block_writer import BlockWriter, Claim
-from energon_stream.cache.identity import ObjectPlace
+from energon_stream.cache.block_writer import BlockClaim, BlockWriter
+from energon_stream.cache.object_identity import ObjectPlace
 from energon_stream.cache.records import Span, merge_spans, outside
 
 Get: TypeAlias = Callable[[int, int], memoryview]
@@ -83,7 +83,7 @@ class Download:
         missing: list[Span] = []
         busy: list[Span] = []
         with ExitStack() as stack:
-            mine: list[Claim] = []
+            mine: list[BlockClaim] = []
             for wanted in self.place.ranges(*gap):
                 claim = self.writer.claim(self.place, wanted)
                 if claim is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from energon_stream.cache.directory import CacheDirectory
-from energon_stream.cache.identity import ObjectPlace, block_at
+from energon_stream.cache.object_identity import ObjectPlace, block_at
 from energon_stream.errors import ConfigError
 
 

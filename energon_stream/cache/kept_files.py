@@ -18,8 +18,8 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import xxhash
 
-from energon_stream.cache.identity import hash_texts
 from energon_stream.cache.locks import has_locks, patience
+from energon_stream.cache.object_identity import hash_texts
 from energon_stream.cache.private import (
     PrivateFile,
     make_cache_folder,

@@ -187,8 +187,8 @@ def clear(directory: CacheDirectory, dataset: str | None, older_than: float | No
 
 
 def _root_folder(directory: CacheDirectory, url: str) -> str:
-    from energon_stream.cache.identity import clean_url
     from energon_stream.cache.maintenance import list_datasets
+    from energon_stream.cache.object_identity import clean_url
 
     folder = directory.root_folder(clean_url(url))
     if folder not in directory.root_folders():

@@ -81,14 +81,14 @@ class TaskEngine(ABC):
         """
         if tasks:
             with self._open(function) as runner:
-                yield from _Map(runner, tasks, in_order, retries, on_done).results()
+                yield from _TaskRun(runner, tasks, in_order, retries, on_done).results()
 
     @abstractmethod
     def _open(self, function: Callable[[Any], Any]) -> AbstractContextManager[Runner]:
         """Return a runner for a function. Leaving the context ends it, and the tasks under way."""
 
 
-class _Map:
+class _TaskRun:
     """One call of :meth:`TaskEngine.map`."""
 
     def __init__(

@@ -15,7 +15,7 @@ import numpy as np
 
 from energon_stream.errors import IndexMismatchError, MetadataError, ObjectNotFoundError, RangeError
 from energon_stream.index.dataset import digest_hex
-from energon_stream.index.file_format import FileFormat, FilePlace, OpenedFile
+from energon_stream.index.file_format import FileAddress, FileFormat, OpenedFile
 from energon_stream.index.index_files import read_rows
 from energon_stream.index.jsonl_index import size_of
 from energon_stream.storage import Body, ByteRange, Store, shared_fetcher
@@ -43,7 +43,7 @@ class BinIdxFormat(FileFormat):
     def index_name(self, name: str) -> str:
         return name.removesuffix(".bin") + ".idx"
 
-    def open(self, place: FilePlace, limits: Limits) -> OpenedFile:
+    def open(self, place: FileAddress, limits: Limits) -> OpenedFile:
         """Raise ObjectNotFoundError without an index, MetadataError if it is none, and IndexMismatchError if
         its numbers do not fit its size.
         """

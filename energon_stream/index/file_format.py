@@ -31,7 +31,7 @@ _registered: dict[str, FileFormat] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class FilePlace:
+class FileAddress:
     """Places of a file and of the file that says where its samples are, which may be the same."""
 
     store: Store
@@ -40,7 +40,7 @@ class FilePlace:
     index_path: str
 
     @classmethod
-    def of(cls, spec: StoreSpec, path: str, format: FileFormat) -> FilePlace:
+    def of(cls, spec: StoreSpec, path: str, format: FileFormat) -> FileAddress:
         """Return the place of a file of a folder, or, with an empty path, of the file that ``spec`` names."""
         store = spec.open()
         if path:
@@ -122,7 +122,7 @@ class FileFormat(ABC):
         return name
 
     @abstractmethod
-    def open(self, place: FilePlace, limits: Limits) -> OpenedFile:
+    def open(self, place: FileAddress, limits: Limits) -> OpenedFile:
         """Find out how many samples a file has."""
 
     def places(self, store: Store, path: str, file: OpenedFile, first: int, last: int) -> Int64Array:
@@ -145,11 +145,11 @@ class FileFormat(ABC):
 
         return SampleDecoder(limits=limits)
 
-    def is_of(self, place: FilePlace, file: OpenedFile, version: str) -> bool:
+    def is_of(self, place: FileAddress, file: OpenedFile, version: str) -> bool:
         """Return whether the samples that a version of a file had are still its first ones."""
         return version == file.version
 
-    def prepare(self, place: FilePlace) -> None:  # noqa: B027 (not all formats need this)
+    def prepare(self, place: FileAddress) -> None:  # noqa: B027 (not all formats need this)
         """Write the separate file that says where samples are, if the format has one."""
 
     def locator(self, leaf: int, index: Any, offsets: Any, selection: Any) -> Any:

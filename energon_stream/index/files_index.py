@@ -15,7 +15,7 @@ from energon_stream.cache.cached_store import read_again
 from energon_stream.errors import EmptyDatasetError, LimitError, MetadataError, ObjectNotFoundError
 from energon_stream.index.checksums import AllSamples
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex, digest_hex
-from energon_stream.index.file_format import FileFormat, FilePlace, OpenedFile
+from energon_stream.index.file_format import FileAddress, FileFormat, OpenedFile
 from energon_stream.index.info_files import META_FOLDER, load_document
 from energon_stream.index.yaml_io import read_document
 from energon_stream.limits import Limits
@@ -43,8 +43,8 @@ class FilesIndex(DatasetIndex):
         counts = [0, *(file.num_samples for file in self.opened)]
         object.__setattr__(self, "file_starts", np.cumsum(counts, dtype=np.int64))
 
-    def place(self, file: int) -> FilePlace:
-        return FilePlace.of(self.spec, self.paths[file], self.format)
+    def place(self, file: int) -> FileAddress:
+        return FileAddress.of(self.spec, self.paths[file], self.format)
 
     def file_of(self, samples: Int64Array) -> Int64Array:
         """Return the number of the file of each sample."""
@@ -72,7 +72,7 @@ class FilesIndex(DatasetIndex):
 
 def open_file(spec: StoreSpec, format: FileFormat, limits: Limits | None = None) -> FilesIndex:
     """Open a single file. Raises what :meth:`FileFormat.open` does, and EmptyDatasetError without samples."""
-    limits, place = limits or Limits.from_environment(), FilePlace.of(spec, "", format)
+    limits, place = limits or Limits.from_environment(), FileAddress.of(spec, "", format)
     opened = read_again(place.index_store, [place.index_path], lambda: format.open(place, limits))
     if not opened.num_samples:
         raise EmptyDatasetError("the file has no records", where=place.url)
@@ -94,7 +94,7 @@ def open_folder(found: WebDatasetIndex, format: FileFormat, limits: Limits) -> F
         known = {path: OpenedFile((count,)) for path, count in zip(paths, totals, strict=True)}
         if format.whole_shards:
             with ThreadPoolExecutor(16) as pool:
-                opened = pool.map(lambda path: format.open(FilePlace.of(spec, path, format), limits), paths)
+                opened = pool.map(lambda path: format.open(FileAddress.of(spec, path, format), limits), paths)
                 known = dict(zip(paths, opened, strict=True))
     files = [known.get(path, OpenedFile(())) for path in paths]
     for path, total, file in zip(paths, totals, files, strict=True):

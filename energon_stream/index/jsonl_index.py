@@ -25,7 +25,7 @@ from energon_stream.errors import (
     RangeError,
 )
 from energon_stream.index.dataset import digest_hex
-from energon_stream.index.file_format import FileFormat, FilePlace, OpenedFile
+from energon_stream.index.file_format import FileAddress, FileFormat, OpenedFile
 from energon_stream.index.index_files import ENTRY_BYTES, encode_offsets, page_rows, read_rows
 from energon_stream.limits import Limits
 from energon_stream.storage import Body, ByteRange, Store, StoreSpec, shared_fetcher
@@ -49,7 +49,7 @@ class JsonlFormat(FileFormat):
     def index_name(self, name: str) -> str:
         return f"{name}.idx"
 
-    def open(self, place: FilePlace, limits: Limits) -> OpenedFile:
+    def open(self, place: FileAddress, limits: Limits) -> OpenedFile:
         """Raise NotPreparedError if a file has no index, and IndexMismatchError if that is of another version
         of the file.
         """
@@ -98,7 +98,7 @@ class JsonlFormat(FileFormat):
                 )
         return {"json": record}
 
-    def is_of(self, place: FilePlace, file: OpenedFile, version: str) -> bool:
+    def is_of(self, place: FileAddress, file: OpenedFile, version: str) -> bool:
         """Return whether the file has a version, or has only grown since."""
         with suppress(ValueError, EnergonStreamError):
             stop = int(version.partition("-")[0])
@@ -106,7 +106,7 @@ class JsonlFormat(FileFormat):
             return version in (file.version, _version(stop, end))
         return False
 
-    def prepare(self, place: FilePlace) -> None:
+    def prepare(self, place: FileAddress) -> None:
         _write_index(place)
 
 
@@ -141,11 +141,11 @@ def prepare_jsonl(
         >>> prepare_jsonl("lines.jsonl")
         32
     """
-    place = FilePlace.of(StoreSpec(url_or_path, storage_options), "", JsonlFormat())
+    place = FileAddress.of(StoreSpec(url_or_path, storage_options), "", JsonlFormat())
     return _write_index(place, piece_bytes, may_be_empty=False)
 
 
-def _write_index(place: FilePlace, piece_bytes: int = PIECE_BYTES, *, may_be_empty: bool = True) -> int:
+def _write_index(place: FileAddress, piece_bytes: int = PIECE_BYTES, *, may_be_empty: bool = True) -> int:
     """Write the index of a file; return the number of records."""
     offsets, size = _records(stream_object(place.store, place.path, piece_bytes), place.url)
     if not (len(offsets) or may_be_empty):

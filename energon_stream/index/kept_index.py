@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from energon_stream.arrays import Int64Array
 from energon_stream.cache import CachedStore, CacheLayer
 from energon_stream.cache.config import node_directory
-from energon_stream.cache.identity import root_name
 from energon_stream.cache.kept_files import KeptFiles, kept_name
+from energon_stream.cache.object_identity import root_name
 from energon_stream.errors import (
     CorruptTarError,
     DatasetError,

@@ -12,7 +12,7 @@ from energon_stream.errors import StateMismatchError
 from energon_stream.integrations.batch_puller import merged
 
 
-class Position(NamedTuple):
+class ReplicaPosition(NamedTuple):
     """The place of the job between two steps."""
 
     step: int = 0  # committed steps, as the trainer counts them
@@ -33,12 +33,14 @@ class Position(NamedTuple):
             return group
         return wanted[place] % groups * size + rank, groups * size
 
-    def after(self, wanted: Sequence[int], state: Mapping[str, Any]) -> Position:
+    def after(self, wanted: Sequence[int], state: Mapping[str, Any]) -> ReplicaPosition:
         """Return the position after a step in which all of its batches counted."""
         at = wanted[-1] + 1
-        return Position(self.step + 1, at, tuple(number for number in self.taken if number >= at), state)
+        return ReplicaPosition(
+            self.step + 1, at, tuple(number for number in self.taken if number >= at), state
+        )
 
-    def with_some(self, counted: Iterable[int], step: int) -> Position:
+    def with_some(self, counted: Iterable[int], step: int) -> ReplicaPosition:
         """Return the position after a step in which only some of its batches counted."""
         return self._replace(step=step, taken=tuple(sorted({*self.taken, *counted})))
 
@@ -61,7 +63,7 @@ def side_by_side(message: bytes, sizes: Sequence[int], place: int) -> bytearray:
     return data
 
 
-def understood(content: bytes, sizes: Sequence[int]) -> tuple[list[int], Position]:
+def understood(content: bytes, sizes: Sequence[int]) -> tuple[list[int], ReplicaPosition]:
     """Return the batches of the groups that told, and the position after all of the step.
 
     Raises StateMismatchError if groups stand elsewhere.
@@ -75,4 +77,4 @@ def understood(content: bytes, sizes: Sequence[int]) -> tuple[list[int], Positio
         )
     _, step, at, taken, _ = told[0]
     state = merged(each[4] for each in told)
-    return [number for number, *_ in told], Position(step, at, tuple(taken), state)
+    return [number for number, *_ in told], ReplicaPosition(step, at, tuple(taken), state)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from energon_stream.errors import ConfigError, StateInUseError
 from energon_stream.integrations.batch_puller import go_to
-from energon_stream.integrations.replicas import Position, end_of, side_by_side, understood
+from energon_stream.integrations.replicas import ReplicaPosition, end_of, side_by_side, understood
 from energon_stream.loader import SavableDataLoader
 
 T = TypeVar("T")
@@ -52,10 +52,12 @@ class ReplicaLoader(Generic[T]):
         self._open, self._manager, self._device = open_loader, manager, device
         self._dealt = self._group = group_rank, group_size
         self._lock = threading.Lock()  # torchft asks for the state on another thread
-        self._agreed = Position()
-        self._told: tuple[list[int], Position] | None = None  # what counts in the last step, and follows it
+        self._agreed = ReplicaPosition()
+        self._told: tuple[list[int], ReplicaPosition] | None = (
+            None  # what counts in the last step, and follows it
+        )
         self._loader, self._batches = open_loader(*self._group), iter(())
-        self._stands: Position | None = None  # where the loader stands, if known
+        self._stands: ReplicaPosition | None = None  # where the loader stands, if known
         dataset = self._loader.dataset
         self._streams = dataset.worker_config.num_streams
         lengths = [dataset.len_stream(stream) for stream in range(self._streams)]
@@ -97,7 +99,7 @@ class ReplicaLoader(Generic[T]):
         self._exchange(own, wanted, place or 0)
         return batch
 
-    def _read(self, agreed: Position, wanted: list[int], place: int) -> T:
+    def _read(self, agreed: ReplicaPosition, wanted: list[int], place: int) -> T:
         """Return one of the wanted batches; the loader then stands after all of them."""
         dealt = agreed.dealt(wanted, place, self._group, self._streams)
         if self._stands is not agreed or self._dealt != dealt:
@@ -112,7 +114,7 @@ class ReplicaLoader(Generic[T]):
         numbers = range(agreed.at, wanted[-1] + 1) if dealt == self._group else [wanted[place]]
         return {number: next(self._batches) for number in numbers}[wanted[place]]
 
-    def _exchange(self, own: Position | None, wanted: list[int], place: int) -> None:
+    def _exchange(self, own: ReplicaPosition | None, wanted: list[int], place: int) -> None:
         """Learn which batches count in the step, if it is committed, and where all streams stand then."""
         self._told = self._stands = None
         message = b"" if own is None else own.told(wanted[place])
@@ -130,7 +132,7 @@ class ReplicaLoader(Generic[T]):
         self._manager.allreduce(tensor, reduce_op=dist.ReduceOp.SUM).wait()
         return tensor.tolist() if self._manager.errored() is None else []
 
-    def _settled(self) -> Position:
+    def _settled(self) -> ReplicaPosition:
         """Return the position after the last committed step."""
         with self._lock:
             if self._told is not None and self._manager.current_step() >= self._told[1].step:
@@ -145,6 +147,6 @@ class ReplicaLoader(Generic[T]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on at the position of a state dict, whichever group saved it."""
         with self._lock:
-            self._agreed = Position(**{**state_dict, "taken": tuple(state_dict["taken"])})
+            self._agreed = ReplicaPosition(**{**state_dict, "taken": tuple(state_dict["taken"])})
             if self._told is not None and self._told[1].step != self._manager.current_step() + 1:
                 self._told = None  # of a step that this group did not commit

@@ -13,7 +13,7 @@ from typing import Any
 
 from energon_stream.agreement import Occasion, Range
 from energon_stream.errors import ConfigError, StateMismatchError, WeightsError
-from energon_stream.loader.position import with_inputs
+from energon_stream.loader.loader_position import with_inputs
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.epochs import EvenDataset
 from energon_stream.pipeline.stream_runner import Rotation

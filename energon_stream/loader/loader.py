@@ -22,9 +22,9 @@ from energon_stream.errors import (
 from energon_stream.fork import interrupts_deferred
 from energon_stream.index.bad_samples import BadList, BadSample
 from energon_stream.loader.loader_options import LoaderOptions, OnWorkerDeath, OnWorkerHang
+from energon_stream.loader.loader_position import LoaderPosition, check_streams, with_inputs
 from energon_stream.loader.mixture_control import MixtureReport, changed, mixture_of
 from energon_stream.loader.observe.observed import ObservedLoader
-from energon_stream.loader.position import LoaderPosition, check_streams, with_inputs
 from energon_stream.loader.session import InProcess
 from energon_stream.loader.worker_threads import WorkerThreads
 from energon_stream.loader.workers import Workers

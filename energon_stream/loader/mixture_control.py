@@ -12,7 +12,7 @@ from energon_stream.errors import ConfigError, StateError, StepPassedError, Weig
 from energon_stream.index.dataset import WebDatasetIndex
 from energon_stream.index.sample_sizes import block_bytes
 from energon_stream.loader.agreements import WEIGH
-from energon_stream.loader.position import LoaderPosition
+from energon_stream.loader.loader_position import LoaderPosition
 from energon_stream.pipeline import IterMapDataset
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.iterables import is_iterable

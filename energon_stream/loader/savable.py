@@ -24,8 +24,8 @@ from energon_stream.loader.agreements import (
     job_pass,
 )
 from energon_stream.loader.loader import BasicDataLoader, counts_of
+from energon_stream.loader.loader_position import LoaderPosition, check_streams, copied, with_inputs
 from energon_stream.loader.mixture_control import check_changes, is_live, steps_of
-from energon_stream.loader.position import LoaderPosition, check_streams, copied, with_inputs
 from energon_stream.loader.ranks import broadcast_states, gather_states
 from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.dataset import SavableDataset

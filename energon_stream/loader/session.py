@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from energon_stream.loader.loader_options import LoaderOptions
+from energon_stream.loader.loader_position import LoaderPosition
 from energon_stream.loader.observe.meter import Reporter
 from energon_stream.loader.observe.monitor import Activity
 from energon_stream.loader.observe.stats import ProcessReport
 from energon_stream.loader.observe.watchdog import Watchdog
-from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.resources import limit_error
 from energon_stream.media import use_pool
 from energon_stream.pipeline.dataset import SavableDataset

@@ -17,9 +17,9 @@ from energon_stream.errors import FatalSampleError
 from energon_stream.fork import begin_child, pickled_error
 from energon_stream.loader.channel import ParentGoneError, Sender, Wire, close_inherited_ends
 from energon_stream.loader.loader_options import LoaderOptions
+from energon_stream.loader.loader_position import LoaderPosition
 from energon_stream.loader.observe.meter import Reporter
 from energon_stream.loader.observe.monitor import answer_monitor
-from energon_stream.loader.position import LoaderPosition
 from energon_stream.loader.resources import allow_many_files, keep_freed_memory, limit_error
 from energon_stream.media import use_pool
 from energon_stream.pipeline.dataset import SavableDataset

@@ -17,10 +17,10 @@ import torch
 
 from energon_stream.errors import ConfigError, WorkerError
 from energon_stream.loader.channel import ParentGoneError
+from energon_stream.loader.loader_position import LoaderPosition, copied
 from energon_stream.loader.observe.meter import Reporter
 from energon_stream.loader.observe.monitor import Activity
 from energon_stream.loader.observe.profile import CONSUMER, counts_as
-from energon_stream.loader.position import LoaderPosition, copied
 from energon_stream.loader.resources import limit_error
 from energon_stream.loader.workers import Workers, closed_meanwhile, told_late
 from energon_stream.media import NoCachePool

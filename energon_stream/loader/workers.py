@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from energon_stream.loader.loader_options import LoaderOptions
-    from energon_stream.loader.position import LoaderPosition
+    from energon_stream.loader.loader_position import LoaderPosition
     from energon_stream.pipeline.dataset import SavableDataset
 
 _log = logging.getLogger(__name__)

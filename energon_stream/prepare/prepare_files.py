@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import ConfigError, EmptyDatasetError
-from energon_stream.index.file_format import FilePlace, OpenedFile, find_format
+from energon_stream.index.file_format import FileAddress, OpenedFile, find_format
 from energon_stream.index.files_index import FILES_JSON, check_alike, encode_files, open_file
 from energon_stream.index.info_files import INFO_JSON, INFO_YAML, META_FOLDER, encode_info, encode_split
 from energon_stream.index.plain import match_paths
@@ -61,7 +61,7 @@ def prepare_files(
     options.split(paths)  # a split that fails does so before the files are read
 
     def look(path: str) -> OpenedFile:
-        place = FilePlace.of(spec, path, format)
+        place = FileAddress.of(spec, path, format)
         format.prepare(place)
         return format.open(place, limits)
 
@@ -93,5 +93,5 @@ def prepare_file(url_or_path: str, storage_options: Mapping[str, Any] | None = N
     spec, format = StoreSpec(url_or_path, storage_options), find_format(url_or_path)
     if format is None:
         raise ConfigError("no format is known for such a file", where=url_or_path)
-    format.prepare(FilePlace.of(spec, "", format))
+    format.prepare(FileAddress.of(spec, "", format))
     return open_file(spec, format).num_samples

@@ -16,7 +16,7 @@ from energon_stream.errors import DatasetError, IndexMismatchError, StorageError
 from energon_stream.read.budget import Budget, Lane
 from energon_stream.read.fetch import RangeFetch, touching, wait_for_first
 from energon_stream.read.large import read_large_sample
-from energon_stream.read.locating import Locating, Position
+from energon_stream.read.locating import Locating, ReadPosition
 from energon_stream.read.read_options import CHUNK, LOADING, ReadOptions
 from energon_stream.read.read_plan import LargeSample, ReadySamples, Row
 from energon_stream.read.request_planner import Planner, plan_limits
@@ -158,7 +158,7 @@ class SampleReader:
         # Leaves whose samples may have several ranges.
         self._wide = {leaf: locator for leaf, locator in enumerate(locators) if locator.width != 1}
         self._is_local = all(locator.index_is_local for locator in locators)
-        self._position = Position(schedule, cursor)
+        self._position = ReadPosition(schedule, cursor)
         # In the order of a reference's way: index entries, located ranges, planned requests.
         self._locating = Locating(schedule, cursor, locators, group.fetcher)
         self._planner = Planner(plan_limits(group.options, locators, group.readers))
@@ -209,7 +209,7 @@ class SampleReader:
         """Begin another pass at a cursor, after the end of this one. Answers that are kept serve it, too."""
         self._locating.restart(cursor)
         self._planner = self._planner.restart()
-        self._position = Position(self._position.schedule, cursor, begun=self._planner.generation > 0)
+        self._position = ReadPosition(self._position.schedule, cursor, begun=self._planner.generation > 0)
         self._group.look_again = True
 
     def cursor(self, behind: int = 0) -> Cursor:

@@ -49,7 +49,7 @@ class _Chunk:
 
 
 @dataclass(slots=True)
-class Position:
+class ReadPosition:
     """The consumer's place in one pass of a schedule."""
 
     schedule: Schedule

@@ -24,7 +24,7 @@ from energon_stream.errors import ConfigError, LimitError, MetadataError
 from energon_stream.imports import LazyModule
 from energon_stream.index.dataset import digest_hex
 from energon_stream.index.entries import Load
-from energon_stream.index.file_format import FileFormat, FilePlace, OpenedFile
+from energon_stream.index.file_format import FileAddress, FileFormat, OpenedFile
 from energon_stream.index.objects import ShardObject, VersionGuard
 from energon_stream.read.locator import Cut, Locator, RawSample
 from energon_stream.read.parquet_footer import CHANGED, pages, parse_footer, read_footer, row_bytes
@@ -63,7 +63,7 @@ class ParquetFormat(FileFormat):
     may_be_typed = True
     whole_shards = True
 
-    def open(self, place: FilePlace, limits: Limits) -> OpenedFile:
+    def open(self, place: FileAddress, limits: Limits) -> OpenedFile:
         """Raise MetadataError if the file has no footer, and LimitError if it claims too much."""
         footer, size = read_footer(place.store, place.path, None, limits)
         with table_errors(place.url):
@@ -94,7 +94,7 @@ class _Footer:
     columns: list[str]  # in order of their names
     chunks: list[int]  # numbers of their column chunks in a row group
     held: int  # bytes in memory
-    places: dict[int, _Place] = field(default_factory=dict)  # of row groups, as they are needed
+    places: dict[int, _GroupPlace] = field(default_factory=dict)  # of row groups, as they are needed
 
     @classmethod
     def of(cls, data: bytes, url: str, selection: PartSelection | None) -> _Footer:
@@ -120,7 +120,7 @@ class _Footer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _GroupPlace:
     """Byte ranges of the wanted column chunks of a row group."""
 
     runs: list[tuple[int, int]]  # neighbouring chunks as one
@@ -129,7 +129,7 @@ class _Place:
     chunks: list[tuple[int, int]]  # bytes of each chunk
 
     @classmethod
-    def of(cls, footer: _Footer, group: int, file: OpenedFile, url: str, limits: Limits) -> _Place:
+    def of(cls, footer: _Footer, group: int, file: OpenedFile, url: str, limits: Limits) -> _GroupPlace:
         with table_errors(url):
             chunks = chunks_of(footer.metadata, group, footer.chunks, file.size or 0)
             firsts = [
@@ -307,10 +307,10 @@ class ParquetLocator(Locator):
             self._keep_footer(file, footer)
         return file, group - int(self._first_group[file]), footer
 
-    def place(self, group: int) -> _Place:
+    def place(self, group: int) -> _GroupPlace:
         (file, own, footer), index = self._find(group), self.index
         if own not in footer.places:
-            made = _Place.of(footer, own, index.opened[file], index.place(file).url, index.limits)
+            made = _GroupPlace.of(footer, own, index.opened[file], index.place(file).url, index.limits)
             footer.places[own] = made
         return footer.places[own]
 

@@ -15,9 +15,9 @@ from energon_stream.errors import (
     StorageError,
 )
 from energon_stream.tar.format import split_name
+from energon_stream.write.part_values import Read, parts_of_value, takes
 from energon_stream.write.sources.source import KEY, Row
 from energon_stream.write.tar_shard import is_part_name
-from energon_stream.write.values import Read, parts_of_value, takes
 
 _HINTS = {
     str: "if it is the path of a file, give files=[COLUMN]; else map it to txt or json",

@@ -16,10 +16,10 @@ from energon_stream.errors import EmptyDatasetError, SourceError
 from energon_stream.storage import StoreSpec
 from energon_stream.write.columns import ColumnMap, parse_columns
 from energon_stream.write.guess import guess_columns
+from energon_stream.write.part_values import AUTO
 from energon_stream.write.sources.detect import open_source
 from energon_stream.write.sources.source import KEY, Row, Section, Source
 from energon_stream.write.tar_shard import MAX_SIZE, SampleEncoder
-from energon_stream.write.values import AUTO
 
 PREVIEW_ROWS = 8
 _MOST_NAMES = 1000  # of columns that rows may lack

@@ -9,9 +9,9 @@ from typing import Any
 
 from energon_stream.write.columns import ColumnMap, PartFrom
 from energon_stream.write.finish import CRUDE
+from energon_stream.write.part_values import AUTO, IMAGES, extension, is_file_path, value_extension
 from energon_stream.write.sources.source import KEY, Row
 from energon_stream.write.typed_samples import FIELD_MAPS
-from energon_stream.write.values import AUTO, IMAGES, extension, is_file_path, value_extension
 
 _TEXTS = ("caption", "text", "txt")
 _LABELS = ("label", "cls", "class", "class_id", "target")

@@ -16,7 +16,7 @@ from energon_stream.prepare.shard_records import ShardRecord
 from energon_stream.storage.local import named_errors
 from energon_stream.tar.format import TAR_RECORD, split_name
 from energon_stream.tar.scan import HEAD_BYTES, ShardScan, hash_head
-from energon_stream.write.values import encode_part, numbered, takes
+from energon_stream.write.part_values import encode_part, numbered, takes
 
 if TYPE_CHECKING:
     from energon_stream.write.typed_samples import TypedSamples

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from origins import BLOCK, Origin, block_files, counted, disk_bytes
 
-from energon_stream.cache.identity import root_name
 from energon_stream.cache.kept_files import KeptFiles
+from energon_stream.cache.object_identity import root_name
 from energon_stream.cli.main import main
 
 

@@ -10,10 +10,10 @@ from repetitions import examples
 
 from energon_stream.cache import BlockCache, CacheConfig
 from energon_stream.cache.cached_store import Versions
-from energon_stream.cache.identity import root_name
 from energon_stream.cache.kept_files import KeptFiles
 from energon_stream.cache.ledger import CacheLimits, Ledger
 from energon_stream.cache.maintenance import list_datasets, verify_cache
+from energon_stream.cache.object_identity import root_name
 from energon_stream.cache.records import LARGEST_BLOCK, RecordTable
 from energon_stream.storage import ListEntry, ObjectMeta
 

@@ -11,7 +11,7 @@ from origins import Origin, block_files
 from energon_stream.cache import BlockCache, CacheConfig
 from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.block_reader import OpenBlocks
-from energon_stream.cache.identity import block_at
+from energon_stream.cache.object_identity import block_at
 from energon_stream.storage import run_isolated
 
 MAPPED = 2 << 20  # reads of a megabyte and more get a map

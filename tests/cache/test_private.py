@@ -11,10 +11,10 @@ from origins import BLOCK, Origin, block_files
 from energon_stream.cache import BlockCache, private
 from energon_stream.cache.cached_store import Versions
 from energon_stream.cache.directory import CacheDirectory
-from energon_stream.cache.identity import root_name
 from energon_stream.cache.kept_files import KeptFiles
 from energon_stream.cache.ledger import CacheLimits, Ledger
 from energon_stream.cache.maintenance import verify_cache
+from energon_stream.cache.object_identity import root_name
 from energon_stream.errors import CacheDirectoryError, WorkerError
 from energon_stream.storage import ByteRange, LocalStore, StoreSpec, run_isolated
 

@@ -15,7 +15,7 @@ from told import told
 from energon_stream.cache import BlockCache, CacheConfig
 from energon_stream.cache.block_file import BlockFile
 from energon_stream.cache.directory import CacheDirectory
-from energon_stream.cache.identity import block_at
+from energon_stream.cache.object_identity import block_at
 from energon_stream.storage import ByteRange, run_isolated
 
 QUOTA = 2_000_000

@@ -20,7 +20,7 @@ ALLOWED = {
     ("engine/processes.py", "pickle.loads"),
     ("loader/workers.py", "pickle.loads"),
     ("media/file_pool.py", "pickle.loads"),
-    ("loader/position.py", "marshal.loads"),
+    ("loader/loader_position.py", "marshal.loads"),
     ("testing/store_suite.py", "pickle.loads"),
     # Pickles in parts, only with allow_pickle.
     ("decode/sample_decoder.py", "pickle.loads"),
@@ -30,7 +30,7 @@ ALLOWED = {
     ("integrations/verl.py", "torch.load"),
     ("cli/state_files.py", "torch.load"),
     ("compat/rank_files.py", "torch.load"),
-    ("write/values.py", "torch.load"),  # weights_only=True, on what the writer has just saved
+    ("write/part_values.py", "torch.load"),  # weights_only=True, on what the writer has just saved
     # Servers that tests start, without a shell.
     ("testing/s3server.py", "subprocess.Popen"),
     ("testing/servers.py", "subprocess.Popen"),

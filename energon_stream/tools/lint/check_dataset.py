@@ -132,7 +132,7 @@ def lint_dataset(
 
 
 @dataclass(slots=True)
-class _Found:
+class _CheckedDataset:
     """A dataset whose shards are to be checked."""
 
     spec: StoreSpec
@@ -149,7 +149,7 @@ def _find(
     split_config: str,
     dataset_config: str,
     split_parts: Sequence[str] | None,
-) -> _Found:
+) -> _CheckedDataset:
     if dataset_kind(url) not in ("tars", "webdataset"):
         raise ConfigError("only folders of tars, and tars, have shards", where=url)
     spec = StoreSpec(url, storage_options)
@@ -159,12 +159,12 @@ def _find(
         url, paths = spec.open().url, [tar.path for tar in tars]
         if split_parts is not None:
             raise ConfigError("tars that are not prepared have no split parts", where=url)
-        return _Found(spec, url, None, [ShardTask(path, None) for path in paths], {_PLAIN: paths})
+        return _CheckedDataset(spec, url, None, [ShardTask(path, None) for path in paths], {_PLAIN: paths})
     if metadata.dataset_yaml is None and dataset_config != DATASET_CONFIG:
         raise ConfigError(f"the dataset has no {dataset_config}", where=metadata.url)
     check_tars(spec.url, metadata.shard_counts)
     store = spec.open()
-    found = _Found(spec, store.url, metadata)
+    found = _CheckedDataset(spec, store.url, metadata)
     counts, excluded = metadata.shard_counts, dict[str, frozenset[str]]()
     known = {name: shards for name, shards in metadata.split.split_parts.items() if shards}
     for name in [*known] if split_parts is None else split_parts:
@@ -189,7 +189,7 @@ def _find(
     return found
 
 
-def _factory(found: _Found, dataset_config: str) -> SampleFactory | None:
+def _factory(found: _CheckedDataset, dataset_config: str) -> SampleFactory | None:
     """Return what makes samples; None if that is unknown. Note what is wrong with ``dataset.yaml``."""
     from energon_stream.config.dataset_yaml import make_sample_factory
     from energon_stream.decode import SampleDecoder

@@ -41,7 +41,7 @@ MemberKind = Literal["file", "symlink", "hardlink", "continued", "special"]
 """``continued`` is the rest of a file that began in another volume."""
 
 
-class Member(NamedTuple):
+class OddMember(NamedTuple):
     """A member of a tar, folders excepted."""
 
     name: str  # as stored; bytes that are not UTF-8 are surrogates
@@ -56,7 +56,7 @@ class Member(NamedTuple):
 class OddTar:
     """The members of a tar, and what is odd about it."""
 
-    members: list[Member] = field(default_factory=list)
+    members: list[OddMember] = field(default_factory=list)
     cut: set[int] = field(default_factory=set)  # numbers of members whose payload is not whole
     # Numbers of members beside damage, or at an end without a mark: parts of their samples may be lost.
     beside_gaps: set[int] = field(default_factory=set)
@@ -75,7 +75,7 @@ class _HeaderFile:
         self.seek(position)
         self._left, self.headers = _MOST_HEADER, 0
         try:
-            info = _Header.fromtarfile(archive)
+            info = _ForgivingHeader.fromtarfile(archive)
         except (OSError, MemoryError):
             raise
         except Exception:  # of any kind, because numbers and texts of bad headers are not checked
@@ -96,7 +96,7 @@ class _HeaderFile:
         return self.file.tell()
 
 
-class _Header(tarfile.TarInfo):
+class _ForgivingHeader(tarfile.TarInfo):
     @classmethod
     def fromtarfile(cls, tarfile: Any) -> Self:  # calls itself for each extended header
         tarfile.fileobj.headers += 1
@@ -179,7 +179,7 @@ def read_members(file: IO[bytes]) -> OddTar:
 
 
 def _appended(
-    archive: tarfile.TarFile, headers: _HeaderFile, member: Member, end: int, size: int
+    archive: tarfile.TarFile, headers: _HeaderFile, member: OddMember, end: int, size: int
 ) -> int | None:
     """Return the first header of a tar that begins within the payload of a member and goes on to its end."""
     file = headers.file
@@ -206,7 +206,7 @@ def _note_cut(found: OddTar, stop: int) -> None:
         found.oddities.append(("cut_off_member", last.name))
 
 
-def _member(info: tarfile.TarInfo) -> Member:
+def _member(info: tarfile.TarInfo) -> OddMember:
     tests: tuple[tuple[bool, MemberKind], ...] = (
         (info.isreg(), "file"),
         (info.issym(), "symlink"),
@@ -215,7 +215,7 @@ def _member(info: tarfile.TarInfo) -> Member:
     )
     kind: MemberKind = next((kind for is_kind, kind in tests if is_kind), "special")
     sparse = info if info.issparse() else None
-    return Member(info.name, info.offset_data, info.size, kind, info.linkname, sparse)
+    return OddMember(info.name, info.offset_data, info.size, kind, info.linkname, sparse)
 
 
 def _skip_zeros(file: IO[bytes], position: int) -> int:
@@ -256,12 +256,12 @@ def _find_header(file: IO[bytes], position: int, stop: int) -> int | None:
     return None
 
 
-def _is_tar(member: Member) -> bool:
+def _is_tar(member: OddMember) -> bool:
     """Return True if a member is a tar itself, whose members are not those of this one."""
     return member.name.lower().endswith(".tar")
 
 
-def payload(file: IO[bytes], member: Member) -> bytes | memoryview:
+def payload(file: IO[bytes], member: OddMember) -> bytes | memoryview:
     """Return the payload of a member. Raises SourceError if it is not there."""
     data: bytes | memoryview
     if member.sparse is not None:
@@ -281,7 +281,7 @@ def payload(file: IO[bytes], member: Member) -> bytes | memoryview:
     return data
 
 
-def is_too_large(member: Member) -> bool:
+def is_too_large(member: OddMember) -> bool:
     """Return True for a file whose holes would take more memory than a part may have unpacked."""
     return member.sparse is not None and member.size > Limits.from_environment().part_bytes
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from energon_stream.errors import DuplicateKeyError, EmptyDatasetError
 from energon_stream.tools.repair import Duplicates
 from energon_stream.tools.repair.sound_samples import DROPPED, Changes
-from energon_stream.tools.repair.tar_source import Examined, Place
+from energon_stream.tools.repair.tar_source import Examined, RecordPlace
 from energon_stream.write.sources.source import Section
 
 _SHOWN = 5  # tars that an error names
@@ -125,7 +125,7 @@ class RepairPlan:
         for number, section in enumerate(self.sections):
             keys, entries = self._keys[number], [self.sections[n].place.entry for n in self._rest[number]]
             rows = self._counts[number] - sum(new is None for new in keys.values())
-            place = Place(section.place.entry, keys, tuple(entries))
+            place = RecordPlace(section.place.entry, keys, tuple(entries))
             self.sections[number] = replace(section, rows=rows, place=place)
             changes = self._changes[number]
             self.reports.append(TarReport(section.name, rows, changes.counts, changes.names))

@@ -16,7 +16,7 @@ from typing import NamedTuple, get_args
 from energon_stream.errors import ConfigError, DuplicateKeyError
 from energon_stream.tar.format import is_system_file, is_windows_file, split_name
 from energon_stream.tools.repair import DottedKeys, Duplicates
-from energon_stream.tools.repair.odd_tar import Member, OddTar, is_too_large
+from energon_stream.tools.repair.odd_tar import OddMember, OddTar, is_too_large
 
 KINDS = {
     "unpacked": "tars were compressed",
@@ -96,7 +96,7 @@ class FoundSample(NamedTuple):
     """A whole sample."""
 
     key: str
-    parts: dict[str, Member]
+    parts: dict[str, OddMember]
 
 
 class _Part(NamedTuple):
@@ -105,7 +105,7 @@ class _Part(NamedTuple):
     number: int  # of the member
     key: str
     name: str
-    member: Member | None  # None if it is lost
+    member: OddMember | None  # None if it is lost
     problem: str = ""  # a kind of ``DROPPED``: it is there, but not whole
 
 
@@ -113,7 +113,7 @@ _Copy = dict[str, _Part]  # a sample, of several with one key
 
 
 def find_samples(
-    tar: OddTar, rules: RepairRules, changes: Changes, digest: Callable[[Member], int]
+    tar: OddTar, rules: RepairRules, changes: Changes, digest: Callable[[OddMember], int]
 ) -> list[FoundSample]:
     """Return the whole samples of a tar, in the order of their first parts, with keys that are unique in it.
 
@@ -178,7 +178,7 @@ def has_dotted_keys(names: Iterable[str]) -> bool:
 
 def _parts(tar: OddTar, rules: RepairRules, changes: Changes) -> Iterator[_Part]:
     """Yield the members that are parts, in order, with names that can be written."""
-    find_target = _Links(tar.members).target
+    find_target = _LinkTargets(tar.members).target
     keys: set[str] = set()
     for number, member in enumerate(tar.members):
         name = _decoded(member.name, rules.encoding, changes)
@@ -248,9 +248,9 @@ def _escape(text: str, more: str = "") -> str:
     return re.sub(f"[\0\ud800-\udfff{re.escape(more)}]", escaped, text)
 
 
-def _lowered(key: str, copy: _Copy, changes: Changes) -> dict[str, Member]:
+def _lowered(key: str, copy: _Copy, changes: Changes) -> dict[str, OddMember]:
     """Return the members of a sample by part, in lower case. If two are equal then, one gets a number."""
-    parts: dict[str, Member] = {}
+    parts: dict[str, OddMember] = {}
     for name in sorted(copy, key=lambda name: name != name.lower()):
         member, low = copy[name].member, name.lower()
         if member is not None:
@@ -264,10 +264,10 @@ def _lowered(key: str, copy: _Copy, changes: Changes) -> dict[str, Member]:
 # --- links --------------------------------------------------------------------------------------------------
 
 
-class _Links:
+class _LinkTargets:
     """Finds the files that links lead to."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[OddMember]) -> None:
         self._members, self._numbers = members, dict[str, list[int]]()
         self._known: dict[int, int | None] = {}  # files, and what links lead to
         if any(member.kind in ("symlink", "hardlink") for member in members):
@@ -308,7 +308,7 @@ def _normal(name: str) -> str:
 
 
 def _copies(
-    blocks: list[list[_Part]], rule: Duplicates, changes: Changes, digest: Callable[[Member], int]
+    blocks: list[list[_Part]], rule: Duplicates, changes: Changes, digest: Callable[[OddMember], int]
 ) -> list[_Copy]:
     """Return the samples that have a key, given its blocks of adjacent parts.
 
@@ -361,7 +361,7 @@ def _units(blocks: list[list[_Part]]) -> Iterator[_Copy]:
         yield from units
 
 
-def _unequal(copies: list[_Copy], digest: Callable[[Member], int]) -> list[_Copy]:
+def _unequal(copies: list[_Copy], digest: Callable[[OddMember], int]) -> list[_Copy]:
     """Return the copies that differ in bytes from all copies before them."""
     if len(copies) < 2:
         return copies

@@ -35,7 +35,7 @@ _PEEKED, _PEEKED_SAMPLES = 4, 200  # tars, and samples of each, that decide whet
 _FRAMES = {"tif": "TIFF", "tiff": "TIFF", "gif": "PNG", "webp": "PNG", "png": "PNG", "apng": "PNG"}
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """A tar, and the samples of it that are read."""
 
     entry: ListEntry
@@ -74,12 +74,12 @@ class TarSource(Source):
             raise ObjectNotFoundError("the folder has no tars", where=store.url, hint="check the path")
         entries.sort(key=lambda entry: entry.path)
         return [
-            Section(entry.path, None, entry.meta.size, entry.meta.etag or "", place=Place(entry))
+            Section(entry.path, None, entry.meta.size, entry.meta.etag or "", place=RecordPlace(entry))
             for entry in entries
         ]
 
     def rows(self, section: Section, first: int, columns: Collection[str] | None) -> Iterator[Row]:
-        place: Place = section.place
+        place: RecordPlace = section.place
         with unchanged(self.spec, section) as store, self.read(store, place.entry) as (file, samples, _):
             kept = [
                 (key, sample)

@@ -20,10 +20,10 @@ from energon_stream.printable import counted
 from energon_stream.storage import ListEntry, Store
 from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.format import is_windows_file, split_name
+from energon_stream.write.part_values import MEDIA, extension
 from energon_stream.write.sources import source
 from energon_stream.write.sources.source import KEY, Row, Section, Source
 from energon_stream.write.tar_shard import check_utf8
-from energon_stream.write.values import MEDIA, extension
 
 _log = logging.getLogger(__name__)
 _BYTES = 64 << 20

@@ -18,9 +18,9 @@ from energon_stream.media.ranged_file import open_once
 from energon_stream.printable import counted
 from energon_stream.storage import ByteRange, ListEntry, Store
 from energon_stream.storage.in_order import stream_object
+from energon_stream.write.part_values import MEDIA, extension
 from energon_stream.write.sources import source
 from energon_stream.write.sources.source import Row, Section, TableSource, named_source_errors
-from energon_stream.write.values import MEDIA, extension
 
 _BYTES = 4 << 20
 _BOM = b"\xef\xbb\xbf"
