@@ -19,7 +19,7 @@ from energon_stream.cli.options import parse_ratio
 from energon_stream.cli.terminal import echo, echo_text
 from energon_stream.config.fields import parse_field_map, parts_of
 from energon_stream.config.sample_types import SAMPLE_TYPES, check_fields
-from energon_stream.errors import ConfigError, EnergonStreamError
+from energon_stream.errors import ConfigError, EnergonStreamError, MetadataError
 from energon_stream.printable import nearest, printable_line
 from energon_stream.samples import METADATA_FIELDS, Sample
 
@@ -115,8 +115,11 @@ def chosen_dataset_yaml(sample_type: str, field_map: str | None, parts: Collecti
         mapping = json.loads(field_map)
     except ValueError as error:
         raise ConfigError(f"--field-map is not valid JSON: {error}") from error
-    check_parts(mapping, parts, "--field-map")
-    check_fields(_TYPES[name], mapping, "--field-map")
+    try:
+        check_parts(mapping, parts, "--field-map")
+        check_fields(_TYPES[name], mapping, "--field-map")
+    except MetadataError as error:
+        raise ConfigError(error.what, where=error.where, hint=error.hint) from error
     return dataset_yaml(name, mapping)
 
 

@@ -111,4 +111,4 @@ def bench(
 
 def _show_run(run: BenchRun) -> None:
     rate = run.bytes_per_second / 1e6
-    echo(f"{run.setting!s:40}{run.samples_per_second:12,.0f} samples/s{rate:10,.1f} MB/s")
+    echo(f"{run.setting!s:40}{run.samples_per_second:12,.0f} samples/s{rate:10,.1f} MB/s received")

@@ -18,12 +18,25 @@ from click.shell_completion import CompletionItem
 from energon_stream import conventions
 from energon_stream.cli.terminal import printable_messages
 from energon_stream.cli.words import WORDS, in_words, with_names_of_energon
-from energon_stream.errors import EnergonStreamError
+from energon_stream.errors import (
+    CacheDirectoryError,
+    ConfigError,
+    EnergonStreamError,
+    MissingPackageError,
+    UntrustedCodeError,
+    UntrustedUrlError,
+)
 from energon_stream.printable import as_sentence, printable
 from energon_stream.system_errors import remedy
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C or SIGTERM has ended."""
+
+WRONG_CALL = 2
+"""Exit status of a command whose arguments cannot work."""
+
+_NOT_OF_THE_CALL = CacheDirectoryError, MissingPackageError, UntrustedCodeError, UntrustedUrlError
+"""Kinds of :class:`ConfigError` that tell of the machine or the data."""
 
 _ALL = frozenset(name for commands in WORDS["sections"].values() for name in commands)
 
@@ -107,7 +120,10 @@ class _Group(click.Group):
             with printable_messages():
                 return super().invoke(ctx)
         except EnergonStreamError as error:
-            raise click.ClickException(printable(in_flags(str(error), _flags_of(self, ctx)))) from error
+            shown = click.ClickException(printable(in_flags(str(error), _flags_of(self, ctx))))
+            if isinstance(error, ConfigError) and not isinstance(error, _NOT_OF_THE_CALL):
+                shown.exit_code = WRONG_CALL
+            raise shown from error
         except OSError as error:
             if error.errno in (
                 None,

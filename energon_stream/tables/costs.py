@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energon_stream.errors import CostsError, MissingCostsError, ObjectNotFoundError
+from energon_stream.errors import ConfigError, CostsError, MissingCostsError, ObjectNotFoundError
 from energon_stream.index.checksums import digest
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.info_files import META_FOLDER, load_document, read_info
@@ -57,9 +57,9 @@ def mark_shards(store: Store, counts: Mapping[str, int]) -> list[tuple[ShardMark
 
 
 def check_name(name: str) -> str:
-    """Return a name of costs. Raises CostsError if it is no plain word."""
+    """Return a name of costs. Raises ConfigError if it is no plain word."""
     if not _NAME.fullmatch(name):
-        raise CostsError(f"{name!r:.80} is no name for costs", hint="use letters, digits, _ and -")
+        raise ConfigError(f"{name!r:.80} is no name for costs", hint="use letters, digits, _ and -")
     return name
 
 

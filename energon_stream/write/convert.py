@@ -20,7 +20,6 @@ from energon_stream.index.info_files import INFO_JSON, META_FOLDER
 from energon_stream.logs import renamed
 from energon_stream.prepare.publish import MetadataOptions
 from energon_stream.printable import strip_credentials
-from energon_stream.quantities import parse_size
 from energon_stream.storage import Store, StoreSpec
 from energon_stream.urls import is_local, local_path
 from energon_stream.write.convert_part import ConvertJob, ConvertPart, PartDone, convert_part
@@ -28,6 +27,7 @@ from energon_stream.write.convert_plan import ConvertPlan, plan_conversion
 from energon_stream.write.dealing import Dealer, parse_dealing
 from energon_stream.write.finish import finish_dataset
 from energon_stream.write.guess import guess_dataset_yaml
+from energon_stream.write.shard_writer import parse_shard_size
 from energon_stream.write.tar_shard import MAX_SIZE
 
 CONVERSION = f"{META_FOLDER}/convert.json"  # what a dataset was converted from, or is being converted from
@@ -168,7 +168,7 @@ def convert_dataset(
         (10, {'text': 'txt'})
     """
     local = None if tmp_path is None else os.fspath(tmp_path)
-    max_size = parse_size(max_size, "max_size")
+    max_size = parse_shard_size(max_size, max_count)
     published = MetadataOptions(split_ratio, split_patterns, dataset_yaml)  # raises before anything is read
     dealing = parse_dealing(split_ratio)
     plan = plan_conversion(

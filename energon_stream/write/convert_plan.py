@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from energon_stream.errors import EmptyDatasetError, SourceError
+from energon_stream.errors import ConfigError, EmptyDatasetError, SourceError
 from energon_stream.storage import StoreSpec
 from energon_stream.write.columns import ColumnMap, parse_columns
 from energon_stream.write.guess import guess_columns
@@ -86,6 +86,16 @@ def plan_conversion(
     root = None if files_root is None else StoreSpec(os.fspath(files_root), storage_options)
     spec = StoreSpec(os.fspath(url_or_path), storage_options)
     source = open_source(spec, kind, files=root, shuffle=shuffle, **options)
+    for name, possible in {
+        **dict.fromkeys(("split", "config"), source.has_splits),
+        **dict.fromkeys(("files", "files_root"), source.has_columns),
+    }.items():
+        if not possible and ({"files": files, "files_root": files_root} | options).get(name):
+            raise ConfigError(
+                f"{name}= is given, but the source is a {source.kind}",
+                where=source.spec.url,
+                hint="leave it out",
+            )
     listed = source.sections()
     order = [*range(len(listed))]
     if shuffle:

@@ -44,6 +44,14 @@ _TEMPORARY = ".energon-tmp"
 _APART = 1_000_003  # between the numbers of the first samples of writers side by side, for other draws
 
 
+def parse_shard_size(max_size: int | str, max_count: int | None) -> int:
+    """Return the bytes of a shard. Raises ConfigError if it, or the number of samples, is no limit."""
+    size = parse_size(max_size, "max_size")
+    if size < 1 or (max_count is not None and max_count < 1):
+        raise ConfigError(f"max_size is {size} and max_count {max_count}", hint="use 1 or more")
+    return size
+
+
 class ShardWriter:
     """Writes samples to a new dataset: tars, their indices, and at the end the metadata that publishes it.
 
@@ -125,9 +133,7 @@ class ShardWriter:
         field_map: Mapping[str, str] | None = None,
         quality: int | None = None,
     ) -> None:
-        max_size = parse_size(max_size, "max_size")
-        if max_size < 1 or (max_count is not None and max_count < 1):
-            raise ConfigError(f"max_size is {max_size} and max_count {max_count}", hint="use 1 or more")
+        max_size = parse_shard_size(max_size, max_count)
         if not 0 <= part < parts:
             raise ConfigError(f"part {part} of {parts} parts", hint="part counts from 0 to parts - 1")
         if not name or any(sign in name for sign in "/\\.\0{}[]*?,"):

@@ -46,9 +46,9 @@ def test_path(run, config, monkeypatch, tmp_path):
     assert run("path") == f"{config.directory}\n"
     assert run("path", "--cache-dir", str(tmp_path)) == f"{tmp_path}\n"
     monkeypatch.delenv("ENERGON_STREAM_CACHE_DIR")
-    assert "no cache directory. Give --cache-dir" in run("path", status=1)
+    assert "no cache directory. Give --cache-dir" in run("path", status=2)
     monkeypatch.setenv("ENERGON_STREAM_CACHE_SIZE", "lots")
-    assert "max_bytes is 'lots'" in run("path", "--cache-dir", str(tmp_path), status=1)
+    assert "max_bytes is 'lots'" in run("path", "--cache-dir", str(tmp_path), status=2)
 
 
 def test_ls(run, cache, filled):
@@ -61,7 +61,7 @@ def test_ls(run, cache, filled):
     assert "in use" not in run("ls")
     objects = run("ls", "s3://key:secret@bucket/data/").splitlines()
     assert [line.partition(" of")[0] for line in objects] == ['a.tar "1": 798.7 kB', 'b.tar "2": 532.5 kB']
-    assert "no dataset s3://x" in run("ls", "s3://x", status=1)
+    assert "no dataset s3://x" in run("ls", "s3://x", status=2)
 
 
 def test_stats(run, config, cache, filled, monkeypatch):
@@ -75,7 +75,7 @@ def test_stats(run, config, cache, filled, monkeypatch):
 
 def test_a_cache_that_is_not_there(run, tmp_path):
     for command in ("ls", "stats", "verify", "clear"):
-        assert "there is no cache" in run(command, "--cache-dir", str(tmp_path / "nothing"), status=1)
+        assert "there is no cache" in run(command, "--cache-dir", str(tmp_path / "nothing"), status=2)
     assert not (tmp_path / "nothing").exists()
 
 

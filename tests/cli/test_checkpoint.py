@@ -168,7 +168,7 @@ def test_names_are_those_of_the_files_with_the_new_ranks_numbers(tmp_path, names
     assert invoke("redist", *files, tmp_path / "out", "--new-world-size", 1).exit_code == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == expected
     again = invoke("redist", *files, tmp_path / "out", "--new-world-size", 1)
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert "Choose another folder" in again.output
 
 
@@ -276,7 +276,7 @@ def test_folders_of_torch_distributed_checkpoint_are_shown(tmp_path):
     assert "5 batches, 5 of them in this pass" in shown.output
     assert shown.output.count("can be dealt to [1, 2, 3, 4, 6, 12] ranks") == 2
     dealt = invoke("redist", folder, tmp_path / "out", "--new-world-size", 2)
-    assert dealt.exit_code == 1
+    assert dealt.exit_code == 2
     assert "needs no dealing" in dealt.output
     assert "torch.distributed.checkpoint.load" in dealt.output
     assert not (tmp_path / "out").exists()

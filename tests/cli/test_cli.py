@@ -150,9 +150,9 @@ def test_without_questions(copied, s3_server, tmp_bucket):
         (["--storage-option", "a=1"], "local files have no storage options"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_status_1(tars, arguments, message):
+def test_what_cannot_work_is_one_line(tars, arguments, message):
     result = run("prepare", tars["jpg"], *arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == (1 if message == "none of the" else 2)
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert not (tars["jpg"] / ".nv-meta").exists()
@@ -224,5 +224,5 @@ def test_info_on_tars_that_are_not_prepared(tars, s3_server, tmp_bucket, monkeyp
     assert result.exit_code == 1
     assert "has no .tar files" in result.output
     result = run("prepare", braces, *options)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "Name the folder of the tars" in result.output

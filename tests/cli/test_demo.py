@@ -148,7 +148,7 @@ def test_copies_of_public_datasets_are_as_odd_as_these(tmp_path):
 
 def test_a_copy_of_something_unknown_is_named(tmp_path):
     done = CliRunner().invoke(main, ["demo-data", str(tmp_path / "new"), "--like", "laion"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "no copy like ['laion']" in done.output
     assert "cc12m" in done.output
     assert not (tmp_path / "new").exists()

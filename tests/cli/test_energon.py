@@ -139,7 +139,7 @@ def test_lint_makes_the_samples_of_the_named_parts(folder):
     assert result.output.startswith("Checking the index files...")
     assert "val: 3 samples made, 0 errors\ntest: 3 samples made, 0 errors" in result.output
     assert "train" not in result.output
-    assert run("lint", folder, "--split-parts", "none").exit_code == 1
+    assert run("lint", folder, "--split-parts", "none").exit_code == 2
 
 
 @pytest.mark.energon("cli: lint --dataset-config", "cli: lint --split-config")
@@ -152,7 +152,7 @@ def test_lint_reads_the_named_files(folder):
     result = run("lint", folder, "--dataset-config", "bad.yaml", "--split-config", "one.yaml")
     assert (result.exit_code, "one: 0 samples made, " in result.output) == (1, True), result.output
     result = run("lint", folder, "--dataset-config", "absent.yaml")
-    assert (result.exit_code, "absent.yaml" in result.output) == (1, True)
+    assert (result.exit_code, "absent.yaml" in result.output) == (2, True)
 
 
 @pytest.mark.energon("cli: lint --parallel")

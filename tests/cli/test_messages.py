@@ -202,5 +202,5 @@ def test_one_picture_and_one_key_are_no_plural(one, tmp_path):
     assert "1 picture has grey values" in run("lint", tmp_path / "tars").output
     (tmp_path / "keys").write_text("none\n")
     few = ["sample", one, tmp_path / "few", "--keys", tmp_path / "keys"]
-    assert "1 key is not in the dataset" in run(*few, status=1).output
+    assert "1 key is not in the dataset" in run(*few, status=2).output
     assert "there is no such tar" in run("lint", one / "no.tar", status=1).output

@@ -143,7 +143,7 @@ def test_dataset_yaml_has_the_given_name(tmp_path):
     assert document["field_map"] == {"text": "txt"}
     assert texts(tmp_path, dataset_config="texts.yaml") == {"a.tar/x": "a.tar: x"}
     refused = run("prepare", tmp_path, *HOW, "--force-overwrite", "--dataset-yaml-name", "../texts.yaml")
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "--dataset-config is" in refused.output
 
 
@@ -201,7 +201,7 @@ def test_shards_are_chosen_split_and_shuffled(tmp_path):
     assert split == {"train": ["data-{000000..000003}.tar"], "val": ["data-000004.tar"]}
     assert len(json.loads((tmp_path / ".nv-meta" / ".info.json").read_text())["shard_counts"]) == 5
     again = ["--split-ratio", "3,2,0", "--shuffle-tars", "--no-progress"]
-    assert run("prepare", tmp_path, *how, *again).exit_code == 1
+    assert run("prepare", tmp_path, *how, *again).exit_code == 2
     assert run("prepare", tmp_path, *how, *again, "--force-overwrite").exit_code == 0
     shuffled = load_yaml((tmp_path / ".nv-meta" / "split.yaml").read_bytes(), "")["split_parts"]
     assert shuffled["train"] != ["data-{000000..000002}.tar"]

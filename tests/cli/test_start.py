@@ -123,7 +123,7 @@ def test_errors_name_flags(folder):
     result = CliRunner().invoke(
         main, ["prepare", str(folder), "--non-interactive", "--split-ratio", "1,0,0", "--skip-dataset-yaml"]
     )
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--force-overwrite" in result.output
     assert "force=" not in result.output
 

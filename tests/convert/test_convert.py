@@ -593,7 +593,7 @@ def test_the_command(tmp_path):
         0,
     )
     again = command(path, tmp_path / "new")
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert "--max-count was 5" in again.output
     wrong = command(path, tmp_path / "x", "--sample-type", "TextSample", "--field-map", '{"text": "jpg"}')
     assert "the tars have no part 'jpg'" in wrong.output

@@ -90,7 +90,7 @@ def without_a_working_directory(texts, folder):
             use()
     assert read(texts) == read(texts, workers=1)
     found = CliRunner().invoke(main, ["info", "texts"])
-    assert (found.exit_code, "working directory was removed" in found.output) == (1, True)
+    assert (found.exit_code, "working directory was removed" in found.output) == (2, True)
 
 
 def test_without_a_working_directory(texts, tmp_path):

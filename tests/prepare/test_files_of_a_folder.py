@@ -50,7 +50,7 @@ def test_media_of_a_table_have_another_way(tmp_path):
     pq.write_table(pa.table({"text": ["0"]}), tmp_path / "a.parquet")
     options = ["prepare-media", "--media-metadata-by-extension"]
     result = CliRunner().invoke(main, [*options, str(tmp_path)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"`energon-stream convert {tmp_path} NEW_FOLDER`" in result.output
     done = CliRunner().invoke(main, ["convert", str(tmp_path / "a.parquet"), str(tmp_path / "new")])
     assert done.exit_code == 0, done.output

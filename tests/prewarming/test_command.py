@@ -115,12 +115,12 @@ def test_damage_is_told(server, cache):
 )
 def test_what_cannot_work_is_refused(server, cache, arguments, message):
     said = command(server, URL, "--cache-dir", cache.directory, *arguments)
-    assert said.exit_code == 1
+    assert said.exit_code == 2
     assert said.stderr.startswith("Error: ")
     assert message in said.stderr
 
 
 def test_a_cache_is_needed(server):
     said = command(server, URL)
-    assert said.exit_code == 1
+    assert said.exit_code == 2
     assert "no cache directory" in said.stderr

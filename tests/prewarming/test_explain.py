@@ -101,7 +101,7 @@ def test_steps_are_a_range(server):
     with pytest.raises(ConfigError, match="steps are 4 to 4"):
         found(server, (4, 4))
     result = CliRunner().invoke(main, ["explain", URL, "--steps", "4:x", "--batch-size", "8"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--steps is 'x'" in result.output
     result = CliRunner().invoke(main, ["explain", URL, "--steps", "0:4"])
     assert result.exit_code == 1

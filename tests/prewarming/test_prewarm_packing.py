@@ -107,7 +107,7 @@ def test_the_commands_take_the_packing(server, tmp_path):
     missing = CliRunner().invoke(
         main, ["explain", URL, "--steps", "0:6", *order[:6], "--pack-cost", "tokens"]
     )
-    assert missing.exit_code == 1
+    assert missing.exit_code == 2
     assert "--pack-capacity" in missing.output
 
 

@@ -57,7 +57,7 @@ class BenchRun:
     setting: Setting  # its settings
     batches: int  # batches that were read
     samples_per_second: float  # samples a second after the first batch
-    bytes_per_second: float  # received bytes a second, the first batch included
+    bytes_per_second: float  # received bytes a second, those of samples that are not delivered yet included
     first_batch_seconds: float  # seconds until the first batch
     requests: int  # requests, metadata included
     verdict: str  # what limits this run, in words
@@ -273,7 +273,7 @@ def page(report: BenchReport) -> str:
         speed = run.samples_per_second
         rows.append(
             f"<tr{' class=best' if run is report.best else ''}><td>{run.setting}</td><td data-name='samples/s'>"
-            f"{speed:,.0f}<meter max='{most}' value='{speed}'></meter></td><td data-name='MB/s'>"
+            f"{speed:,.0f}<meter max='{most}' value='{speed}'></meter></td><td data-name='MB/s received'>"
             f"{run.bytes_per_second / 1e6:,.1f}</td><td data-name='first batch'>{run.first_batch_seconds:.2f} s</td>"
             f"<td data-name='requests'>{run.requests:,}</td><td data-name='its limit'>{escape(run.verdict)}</td></tr>"
         )

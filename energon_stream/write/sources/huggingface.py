@@ -29,6 +29,7 @@ class HuggingFaceSource(Source):
     """
 
     kind: ClassVar[str] = "huggingface"
+    has_splits: ClassVar[bool] = True
 
     def sections(self) -> list[Section]:
         dataset = _open(self)

@@ -58,6 +58,7 @@ class Source(ABC):
 
     kind: ClassVar[str]
     has_columns: ClassVar[bool] = True  # False: rows are samples as they are, without columns to map
+    has_splits: ClassVar[bool] = False  # whether it is a dataset with names of splits and configurations
     has_paths: ClassVar[bool] = False  # whether texts in rows may be paths of files
     spec: StoreSpec  # its folder or file
     files: StoreSpec | None = None  # folder that paths in rows are relative to; None for the source's own

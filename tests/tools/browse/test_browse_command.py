@@ -55,7 +55,7 @@ def test_it_prints_where_and_ends_at_a_signal(captions, tmp_path, number, record
 
 def test_steps_need_a_batch_size(captions):
     result = CliRunner().invoke(main, ["browse", str(captions), "--step", "2"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--batch-size" in result.output
 
 

@@ -221,7 +221,7 @@ def test_the_command(lake):
 
 def test_the_command_names_flags(lake):
     result = CliRunner().invoke(main, ["simulate", str(lake / "whole"), *ARGUMENTS, "--errors", "2"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--errors is 2.0" in result.output
     result = CliRunner().invoke(main, ["simulate", str(lake / "whole")])
     assert "--batch-size is missing" in result.output
