@@ -1,12 +1,12 @@
 """Repeats the first hour of three users, from an empty environment, with the commands of the documents.
 
 ``python docs/tools/first_weeks.py`` makes an environment and installs PyTorch, then the clone, with the
-extras that a user's data needs; ``--venv`` takes one that exists. The users have files in folders, Parquet
-and MDS; a program and a metadataset of Megatron-Energon 7.4.1; webdataset tars. It prints the minutes, those
-of installing apart, and the commands of each to the first batch of their own data, to a run that was resumed,
-and to S3, and fails beyond the goal. PyTorch's download is not counted, nor is mosaicml-streaming, which the
-user of MDS has: their environment is that of ``make convert``, because streaming needs the torchvision that
-fits its torch.
+extras that a user's data needs, by pip or ``--uv``; ``--venv`` takes one that exists. The users have files in
+folders, Parquet and MDS; a program and a metadataset of Megatron-Energon 7.4.1; webdataset tars. It prints
+the minutes, those of installing apart, and the commands of each to the first batch of their own data, to a
+run that was resumed, and to S3, and fails beyond the goal. PyTorch's download is not counted, nor is
+mosaicml-streaming, which the user of MDS has: their environment is that of ``make convert``, because
+streaming needs the torchvision that fits its torch.
 Commands and programs are the pages' own, with other paths: a page that changes without the others fails here.
 """
 
@@ -181,7 +181,7 @@ def webdataset(user: User) -> None:
         user.report("S3")
 
 
-def install(folder: Path) -> tuple[Path, dict[str, float]]:
+def install(folder: Path, uv: bool) -> tuple[Path, dict[str, float]]:
     """Make an environment, and return its programs and the seconds for each extra, without PyTorch's."""
     seconds = {}
 
@@ -198,6 +198,8 @@ def install(folder: Path) -> tuple[Path, dict[str, float]]:
     pip = (folder / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check")
     timed("environment", sys.executable, "-m", "venv", folder)
     timed("PyTorch", *pip, "-c", ROOT / "constraints.txt", "torch")
+    if uv:
+        pip = ("uv", "pip", "install", "-q", "--cache-dir", folder.parent / "uv", "--python", folder / "bin/python")
     timed("", *pip, ROOT)
     seconds[""] += seconds["environment"]
     for extra in set(filter(None, EXTRAS.values())):  # one after another, though a user would name it at once
@@ -209,12 +211,13 @@ def install(folder: Path) -> tuple[Path, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="the first hour of three users")
     parser.add_argument("--venv", type=Path, help="an environment that has the library; default: a new one")
+    parser.add_argument("--uv", action="store_true", help="install with uv, from an empty cache")
     parser.add_argument("--mds", type=Path, default=ROOT / ".venv-convert", help="one with streaming")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="first-weeks-") as name:
         folder = Path(name)
         nothing = dict.fromkeys(("", *EXTRAS.values()), 0.0)
-        binaries, seconds = (options.venv / "bin", nothing) if options.venv else install(folder / "venv")
+        binaries, seconds = (options.venv / "bin", nothing) if options.venv else install(folder / "venv", options.uv)
 
         def user(name: str) -> User:
             used = (options.mds / "bin" if name == "photos-mds" else binaries).absolute()

@@ -1,7 +1,7 @@
 """Photographs what one looks at: ``python docs/tools/looks.py [FOLDER] [NAME …]``. Needs chromium.
 
-Writes ``docs/pictures/*.png``: the screens of ``plan``, ``top``, ``bench``, ``doctor`` and ``browse``, and
-printed batches and statistics; wide and narrow, light and dark.
+Writes ``docs/pictures/*.png``: the screens of ``plan``, ``top``, ``bench``, ``doctor`` and ``browse``, printed
+batches and statistics, and pages of the site that ``make docs`` built; wide and narrow, light and dark.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ FLAG, WORKERS = ("--picture", "--num-workers") if DRAWN == "svg" else ("--png", 
 PLUS = "+xml" if DRAWN == "svg" else ""
 NAMES = ("rings", "stripes", "waves")
 ORDER = ["--shuffle-buffer-size", "500", "--max-samples-per-sequence", "50"]
+SITE = {"front": "index.html", "tasks": "docs/index.html", "api": "docs/reference/api/datasets.html"}
 UNSHUFFLED = ["--shuffle-buffer-size", "1", "--max-samples-per-sequence", "0"]
 ORDERS = {
     "in-order": [*UNSHUFFLED, "--parallel-shard-iters", "1"],
@@ -84,6 +85,7 @@ class Studio:
         await self._tab.show(url, *size, dark=dark, ready=f"document.readyState === 'complete' && {ready}")
         with Image.open(io.BytesIO(await self._tab.picture(whole))) as found:
             picture = found.convert("RGB")
+        await self._tab.run("try { localStorage.clear() } catch {}")  # the site keeps its first colours
         picture = picture.crop((0, 0, picture.width, min(picture.height, 1600)))
         for colours in (128, 64, 32, 16):
             picture.quantize(colours).save(self.folder / f"{name}.png", optimize=True)
@@ -91,9 +93,9 @@ class Studio:
                 return
         print(f"{name}.png has more than {MOST_BYTES} bytes", file=sys.stderr)
 
-    async def both(self, name: str, url: str, **options) -> None:
+    async def both(self, name: str, url: str, sizes=(WIDE, NARROW), **options) -> None:
         """Write a page wide and narrow, light and dark."""
-        for size, width in ((WIDE, "wide"), (NARROW, "narrow")):
+        for size, width in zip(sizes, ("wide", "narrow"), strict=True):
             for dark in (False, True):
                 await self.take(
                     f"{name}-{width}-{'dark' if dark else 'light'}", url, size, dark=dark, **options
@@ -302,6 +304,15 @@ async def look_at_printed(studio: Studio, tmp: Path) -> None:
             await studio.text(f"print-{name}-{width}", f">>> {what}\n{found.stdout}", width)
 
 
+async def look_at_site(studio: Studio, tmp: Path) -> None:
+    if not (ROOT / ".site" / "html").exists():
+        sys.exit("the site is not built: run `make docs` first")
+    for name, page in SITE.items():
+        await studio.both(
+            f"site-{name}", (ROOT / ".site/html" / page).as_uri(), ((1280, 1000), (390, 1000)), whole=False
+        )
+
+
 async def main(folder: Path, wanted: list[str]) -> None:
     looks = {
         "plan": look_at_plan,
@@ -309,6 +320,7 @@ async def main(folder: Path, wanted: list[str]) -> None:
         "bench": look_at_bench,
         "browse": look_at_browse,
         "print": look_at_printed,
+        "site": look_at_site,
     }
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         async with open_tab() as tab:

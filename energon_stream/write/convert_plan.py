@@ -18,7 +18,7 @@ from energon_stream.write.columns import ColumnMap, parse_columns
 from energon_stream.write.guess import guess_columns
 from energon_stream.write.part_values import AUTO
 from energon_stream.write.sources.detect import open_source
-from energon_stream.write.sources.source import KEY, Row, Section, Source
+from energon_stream.write.sources.source import KEY, OF_SOME, Row, Section, Source
 from energon_stream.write.tar_shard import MAX_SIZE, SampleEncoder
 
 PREVIEW_ROWS = 8
@@ -86,16 +86,10 @@ def plan_conversion(
     root = None if files_root is None else StoreSpec(os.fspath(files_root), storage_options)
     spec = StoreSpec(os.fspath(url_or_path), storage_options)
     source = open_source(spec, kind, files=root, shuffle=shuffle, **options)
-    for name, possible in {
-        **dict.fromkeys(("split", "config"), source.has_splits),
-        **dict.fromkeys(("files", "files_root"), source.has_columns),
-    }.items():
-        if not possible and ({"files": files, "files_root": files_root} | options).get(name):
-            raise ConfigError(
-                f"{name}= is given, but the source is a {source.kind}",
-                where=source.spec.url,
-                hint="leave it out",
-            )
+    given = {"files": files, "files_root": files_root} | options
+    if unused := [name for name in OF_SOME if given.get(name) and name not in source.takes]:
+        what = f"{unused[0]}= is given, but the source is of the format {source.kind}"
+        raise ConfigError(what, where=source.spec.url, hint="leave it out")
     listed = source.sections()
     order = [*range(len(listed))]
     if shuffle:

@@ -134,7 +134,7 @@ def test_long_runs_are_scaled_down(tmp_path, analyze):
 def test_skipped_steps_are_left_out(two_ranks, analyze):
     _output, picture = analyze("--skip", 2, two_ranks)
     assert picture == [[RED], [WHITE], [CYAN]]  # a, e, q
-    assert "skip fewer" in analyze("--skip", 3, two_ranks, code=1)[0]
+    assert "skip fewer" in analyze("--skip", 3, two_ranks, code=2)[0]
 
 
 @pytest.mark.energon(
@@ -172,9 +172,9 @@ def test_modalities(tmp_path, analyze):
     assert "loader 0: train" in output
     assert "loader 5: val" in output
     assert len(picture) == 1
-    assert "unknown modality 'test'" in analyze("--include-modality", "test", folder, code=1)[0]
+    assert "unknown modality 'test'" in analyze("--include-modality", "test", folder, code=2)[0]
     only = write(tmp_path / "only", main=loader_lines(0, ["ab"]))
-    assert "no loader of val" in analyze("--include-modality", "val", only, code=1)[0]
+    assert "no loader of val" in analyze("--include-modality", "val", only, code=2)[0]
 
 
 def test_lines_that_were_cut_are_counted(two_ranks, analyze):
@@ -184,8 +184,8 @@ def test_lines_that_were_cut_are_counted(two_ranks, analyze):
 
 
 def test_without_logs(tmp_path, analyze):
-    assert "no log files found" in analyze(tmp_path, code=1)[0]
-    assert "no log files found" in analyze(code=1)[0]
+    assert "no log files found" in analyze(tmp_path, code=2)[0]
+    assert "no log files found" in analyze(code=2)[0]
 
 
 def test_logs_of_a_run(tmp_path, analyze):

@@ -138,7 +138,7 @@ def test_only_prepared_folders_are_mounted(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mfusepy", None)
     for command in (main, energon):
         result = CliRunner().invoke(command, ["mount", "mix.yaml", str(tmp_path)])
-        assert (result.exit_code, "only a prepared folder of tars" in result.output) == (1, True)
+        assert (result.exit_code, "only a prepared folder of tars" in result.output) == (2, True)
         result = CliRunner().invoke(command, ["mount", str(tmp_path), str(tmp_path / "at")])
         assert (result.exit_code, "pip install 'energon-stream[mount]'" in result.output) == (1, True)
     captioning_dataset(tmp_path, shards=1, samples_per_shard=1)

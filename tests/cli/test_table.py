@@ -55,10 +55,10 @@ def test_tables_are_added_listed_and_removed(place):
     [
         (["clip.parquet", "--media"], 2, "give only one of"),
         (["--name", "x"], 2, "--name is for a table that is added"),
-        (["--remove", "nope"], 1, "there is no table"),
+        (["--remove", "nope"], 2, "there is no table"),
         (["none.parquet"], 1, "none.parquet"),
-        (["--media"], 1, "no media metadata"),
-        (["clip.parquet", "--name", "../x"], 1, "the name of the table"),
+        (["--media"], 2, "no media metadata"),
+        (["clip.parquet", "--name", "../x"], 2, "the name of the table"),
     ],
 )
 def test_calls_that_are_refused(place, arguments, status, said):

@@ -597,7 +597,7 @@ def test_the_command(tmp_path):
     assert "--max-count was 5" in again.output
     wrong = command(path, tmp_path / "x", "--sample-type", "TextSample", "--field-map", '{"text": "jpg"}')
     assert "the tars have no part 'jpg'" in wrong.output
-    assert command(path, tmp_path / "x", "--map", "text").exit_code == 1
+    assert command(path, tmp_path / "x", "--map", "text").exit_code == 2
     typed = command(
         path,
         tmp_path / "x",

@@ -14,7 +14,7 @@ import pytest
 from foreign import image_bytes
 
 from energon_stream import LocalEngine, convert_dataset
-from energon_stream.errors import ColumnError, LimitError, MissingFileError, SourceError
+from energon_stream.errors import ColumnError, ConfigError, LimitError, MissingFileError, SourceError
 from energon_stream.write.sources.text import cut_list
 
 PICTURES = [image_bytes(number) for number in range(6)]
@@ -335,3 +335,40 @@ def test_numbers_between_dots_are_of_the_key_unless_a_sample_has_other_files(tmp
         "train/10_15_30": {"jpg": b"3"},
         "train/page": {"0.jpg": b"4", "1.jpg": b"5", "json": b"{}"},
     }
+
+
+TRAIN, TEST = ('{"text": "a"}\n' * 3, '{"text": "b"}\n' * 2)
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("data/train-00000-of-00001.jsonl", "data/test-00000-of-00001.jsonl"),
+        ("train/0.jsonl", "test/0.jsonl"),
+        ("train_a.jsonl", "test.jsonl"),
+        ("Train/part-0.jsonl", "Test/part-0.jsonl"),
+    ],
+)
+def test_tables_of_several_split_parts_are_converted_one_by_one(tmp_path, train, test):
+    """As Hugging Face's hub names them; silently mixed, the test rows would be trained on."""
+    folder = write(tmp_path / "source", {train: TRAIN, test: TEST})
+    with pytest.raises(SourceError, match=r"files of test, train would be mixed.*split='test'"):
+        convert(folder, kind="jsonl")
+    assert [*convert(folder, kind="jsonl", split="train").values()] == [{"txt": b"a"}] * 3
+    assert [*convert(folder, kind="jsonl", split="test").values()] == [{"txt": b"b"}] * 2
+    with pytest.raises(ConfigError, match=r"no split 'val'.*have test, train"):
+        convert(folder, kind="jsonl", split="val")
+
+
+def test_other_tables_of_a_folder_are_one_dataset(tmp_path):
+    files = {"train-0.jsonl": TRAIN, "trainer.jsonl": TRAIN, "more/train-1.jsonl": TRAIN}
+    assert len(convert(write(tmp_path / "source", files), kind="jsonl")) == 9
+    with pytest.raises(ConfigError, match="a file has no splits"):
+        convert(tmp_path / "source/train-0.jsonl", split="train")
+
+
+@pytest.mark.parametrize("option", [{"split": "a"}, {"config": "a"}, {"files": ["a"]}, {"files_root": "a"}])
+def test_options_that_a_source_has_no_use_for_are_refused(tmp_path, option):
+    folder = write(tmp_path / "source", {"a.jpg": PICTURES[0]})
+    with pytest.raises(ConfigError, match=rf"{next(iter(option))}= is given.*format folder"):
+        convert(folder, **option)

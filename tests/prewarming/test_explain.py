@@ -104,5 +104,5 @@ def test_steps_are_a_range(server):
     assert result.exit_code == 2
     assert "--steps is 'x'" in result.output
     result = CliRunner().invoke(main, ["explain", URL, "--steps", "0:4"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--batch-size is missing" in result.output

@@ -22,7 +22,7 @@ from energon_stream.storage.in_order import ordered_map
 from energon_stream.tar.format import is_windows_file, split_name
 from energon_stream.write.part_values import MEDIA, extension
 from energon_stream.write.sources import source
-from energon_stream.write.sources.source import KEY, Row, Section, Source
+from energon_stream.write.sources.source import KEY, SPLITS, Row, Section, Source
 from energon_stream.write.tar_shard import check_utf8
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ _ABOUT = re.compile(
     r"(read.?me|licen[cs]e|notice)(\.(md|txt|rst|html))?", re.IGNORECASE
 )  # files about the others
 _NUMBERED = re.compile(r"\d+\..").match
-_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
 
 
 class _SampleFile(NamedTuple):
@@ -63,6 +62,7 @@ class FolderSource(Source):
     """
 
     kind: ClassVar[str] = "folder"
+    takes: ClassVar[tuple[str, ...]] = ()
     has_columns: ClassVar[bool] = False
     classes: bool | None = None
 
@@ -85,7 +85,7 @@ class FolderSource(Source):
         tops = {sample.key.partition("/")[0] for sample in samples if "/" in sample.key}
         beside = {posixpath.basename(folder) for folder in _siblings(samples)}
         for names in (tops, beside):
-            if len(names) > 1 and _SPLITS.issuperset(names):
+            if len(names) > 1 and SPLITS.issuperset(names):
                 raise SourceError(
                     f"the folders {', '.join(sorted(names))} would be mixed, which look like split parts",
                     where=self.spec.url,

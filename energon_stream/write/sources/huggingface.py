@@ -13,7 +13,15 @@ import xxhash
 from energon_stream.errors import ConfigError
 from energon_stream.urls import is_local, local_path
 from energon_stream.write.sources.parquet import BATCH_ROWS, table_rows
-from energon_stream.write.sources.source import Row, Section, Source, changed, named_source_errors, package
+from energon_stream.write.sources.source import (
+    OF_SOME,
+    Row,
+    Section,
+    Source,
+    changed,
+    named_source_errors,
+    package,
+)
 
 _ROWS = 2000
 _BYTES = 64 << 20
@@ -29,7 +37,7 @@ class HuggingFaceSource(Source):
     """
 
     kind: ClassVar[str] = "huggingface"
-    has_splits: ClassVar[bool] = True
+    takes: ClassVar[tuple[str, ...]] = OF_SOME
 
     def sections(self) -> list[Section]:
         dataset = _open(self)

@@ -5,6 +5,7 @@ To add a source, derive from :class:`Source`, and name the class in the table of
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,10 @@ Row = Mapping[str, Any]
 SECTION_ROWS = 500
 """Most rows of a section of a table or a folder."""
 _READERS = 16
+OF_SOME = ("files", "files_root", "split", "config")
+"""Options that not all sources have a use for."""
+SPLITS = frozenset(["train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"])
+"""Names of folders and files that look like split parts."""
 KEY = "__key__"
 """Column that is the sample's key, where a source has one."""
 
@@ -58,7 +63,7 @@ class Source(ABC):
 
     kind: ClassVar[str]
     has_columns: ClassVar[bool] = True  # False: rows are samples as they are, without columns to map
-    has_splits: ClassVar[bool] = False  # whether it is a dataset with names of splits and configurations
+    takes: ClassVar[tuple[str, ...]] = ("files", "files_root")  # of ``OF_SOME``
     has_paths: ClassVar[bool] = False  # whether texts in rows may be paths of files
     spec: StoreSpec  # its folder or file
     files: StoreSpec | None = None  # folder that paths in rows are relative to; None for the source's own
@@ -114,10 +119,15 @@ class Source(ABC):
 class TableSource(Source):
     """Tables in one file, or in all files of a folder."""
 
+    takes: ClassVar[tuple[str, ...]] = ("files", "files_root", "split")
     suffixes: ClassVar[tuple[str, ...]]
 
     def sections(self) -> list[Section]:
         store = self.spec.open()
+        if self.split is not None and self._is_file():
+            raise ConfigError(
+                "split= is given, but a file has no splits", where=store.url, hint="leave it out"
+            )
         entries = [ListEntry("", store.head(""))] if self._is_file() else self._list(store)
         found = ordered_map(partial(self._cut, store), entries, 1 if store.is_local else _READERS)
         return [section for sections in found for section in sections if section.rows]
@@ -134,7 +144,22 @@ class TableSource(Source):
                 where=store.url,
                 hint="check the path",
             )
-        return sorted(found, key=lambda entry: entry.path)
+        found.sort(key=lambda entry: entry.path)
+        splits = {entry.path: _split_of(entry.path) for entry in found}
+        names = sorted(set(splits.values()))
+        if self.split is not None:
+            if self.split not in names:
+                known = ", ".join(filter(None, names)) or "none"
+                what = f"no split {self.split!r:.80}"
+                raise ConfigError(what, where=store.url, hint=f"the names of files and folders have {known}")
+            return [entry for entry in found if splits[entry.path] == self.split]
+        if len(names) > 1 and all(names):
+            raise SourceError(
+                f"the files of {', '.join(names)} would be mixed, which look like split parts",
+                where=store.url,
+                hint=f"convert each to a dataset of its own, by split={names[0]!r}",
+            )
+        return found
 
     def _is_file(self) -> bool:
         return self.spec.url.lower().endswith(self.suffixes)
@@ -143,6 +168,15 @@ class TableSource(Source):
         if not self._is_file():
             return self.spec
         return StoreSpec(parent_url(self.spec.url), self.spec.storage_options, self.spec.transport)
+
+
+def _split_of(path: str) -> str:
+    """Return the split part that a file seems to be of, by the first word of its folder or name; or nothing.
+
+    So Hugging Face's hub has them: ``data/train-00000-of-00002.parquet``, ``test/0.parquet``, ``val.csv``.
+    """
+    words = [re.split(r"[^a-z]", step.lower(), maxsplit=1)[0] for step in path.split("/")]
+    return next((word for word in reversed(words) if word in SPLITS), "")
 
 
 def _below(folder: str, path: str) -> str:
