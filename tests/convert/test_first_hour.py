@@ -187,8 +187,8 @@ def test_a_table_that_names_no_file_beside_pictures(tmp_path):
     assert [(parts["jpg"], parts["cls"]) for _, parts in sorted(found.items())] == [
         (PICTURES[n], b"%d" % (n % 2)) for n in range(3)
     ]
-    write(source, {"test.csv": "id\n1.jpg\n"})
-    with pytest.raises(SourceError, match=r"tables test.csv and train.csv have different columns"):
+    write(source, {"more.csv": "id\n1.jpg\n"})
+    with pytest.raises(SourceError, match=r"tables more.csv and train.csv have different columns"):
         convert(source, files_root=str(source / "images"))
 
 
