@@ -1,6 +1,6 @@
 """Photographs what one looks at: ``python docs/tools/looks.py [FOLDER] [NAME …]``. Needs chromium.
 
-Writes ``docs/pictures/*.png``: the screens of ``plan``, ``top``, ``bench``, ``doctor`` and ``browse``, printed
+Writes ``docs/pictures/*.png``: the screens of ``plan``, ``top``, ``bench``, ``doctor``, ``browse``, printed
 batches and statistics, and pages of the site that ``make docs`` built; wide and narrow, light and dark.
 """
 
