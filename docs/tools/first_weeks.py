@@ -199,7 +199,16 @@ def install(folder: Path, uv: bool) -> tuple[Path, dict[str, float]]:
     timed("environment", sys.executable, "-m", "venv", folder)
     timed("PyTorch", *pip, "-c", ROOT / "constraints.txt", "torch")
     if uv:
-        pip = ("uv", "pip", "install", "-q", "--cache-dir", folder.parent / "uv", "--python", folder / "bin/python")
+        pip = (
+            "uv",
+            "pip",
+            "install",
+            "-q",
+            "--cache-dir",
+            folder.parent / "uv",
+            "--python",
+            folder / "bin/python",
+        )
     timed("", *pip, ROOT)
     seconds[""] += seconds["environment"]
     for extra in set(filter(None, EXTRAS.values())):  # one after another, though a user would name it at once
@@ -217,7 +226,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="first-weeks-") as name:
         folder = Path(name)
         nothing = dict.fromkeys(("", *EXTRAS.values()), 0.0)
-        binaries, seconds = (options.venv / "bin", nothing) if options.venv else install(folder / "venv", options.uv)
+        binaries, seconds = (
+            (options.venv / "bin", nothing) if options.venv else install(folder / "venv", options.uv)
+        )
 
         def user(name: str) -> User:
             used = (options.mds / "bin" if name == "photos-mds" else binaries).absolute()
