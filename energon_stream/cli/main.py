@@ -32,11 +32,15 @@ from energon_stream.system_errors import remedy
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C or SIGTERM has ended."""
 
-WRONG_CALL = 2
-"""Exit status of a command whose arguments cannot work."""
-
 _NOT_OF_THE_CALL = CacheDirectoryError, MissingPackageError, UntrustedCodeError, UntrustedUrlError
 """Kinds of :class:`ConfigError` that tell of the machine or the data."""
+
+
+class _WrongCall(click.ClickException):
+    """The arguments of a command cannot work."""
+
+    exit_code = 2
+
 
 _ALL = frozenset(name for commands in WORDS["sections"].values() for name in commands)
 
@@ -120,15 +124,11 @@ class _Group(click.Group):
             with printable_messages():
                 return super().invoke(ctx)
         except EnergonStreamError as error:
-            shown = click.ClickException(printable(in_flags(str(error), _flags_of(self, ctx))))
-            if isinstance(error, ConfigError) and not isinstance(error, _NOT_OF_THE_CALL):
-                shown.exit_code = WRONG_CALL
-            raise shown from error
+            is_of_call = isinstance(error, ConfigError) and not isinstance(error, _NOT_OF_THE_CALL)
+            shown = _WrongCall if is_of_call else click.ClickException
+            raise shown(printable(in_flags(str(error), _flags_of(self, ctx)))) from error
         except OSError as error:
-            if error.errno in (
-                None,
-                errno.EPIPE,
-            ):  # click ends quietly where nobody reads its output any more
+            if error.errno in (None, errno.EPIPE):  # click ends quietly where nobody reads any more
                 raise
             hint = remedy(error)
             raise click.ClickException(
