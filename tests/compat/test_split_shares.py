@@ -40,7 +40,7 @@ def test_an_empty_part_is_refused_by_the_own_conventions():
 def test_the_commands_on_five_tars(tmp_path, caplog):
     captioning_dataset(tmp_path, shards=5, samples_per_shard=1)
     refused = CliRunner().invoke(main, ["prepare", str(tmp_path), *HOW])
-    assert (refused.exit_code, "val would be empty" in refused.output) == (1, True)
+    assert (refused.exit_code, "val would be empty" in refused.output) == (2, True)
     prepared = CliRunner().invoke(energon, ["prepare", str(tmp_path), *HOW])
     assert prepared.exit_code == 0, prepared.output
     assert "no tar is in val" in prepared.output + caplog.text

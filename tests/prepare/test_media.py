@@ -231,7 +231,7 @@ def test_what_is_refused_and_leaves_everything_as_it_was(tars, plain, tmp_path):
         prepare_dataset(str(tars), tar_index_only=True, media_filter=HEADER)
     for options in ((), ("--media-metadata-by-header", "--media-metadata-by-extension")):
         code, output = run("prepare-media", *options, plain)
-        assert code == 1
+        assert code == 2
         assert "--media-metadata-by-…" in output
     assert (sorted(tars.rglob("*")), sorted(plain.rglob("*"))) == before
 

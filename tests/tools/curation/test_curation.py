@@ -166,7 +166,7 @@ def test_keys_divide_samples(tmp_path):
         wrong, ("1 key is not in the dataset", "needs a target", "cannot be read"), strict=True
     ):
         done = run("split", source, f"v={tmp_path}/new", "--keys", keys)
-        assert (done.exit_code, text in done.stderr) == (1, True), done.stderr
+        assert (done.exit_code, text in done.stderr) == (2, True), done.stderr
     assert not (tmp_path / "new").exists()
 
 
