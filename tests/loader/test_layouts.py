@@ -104,7 +104,7 @@ def under_torchrun(folder, steps):
     dist.destroy_process_group()
 
 
-def test_torchrun_with_one_to_four_processes(tmp_path):
+def test_torchrun_with_other_numbers_of_processes(tmp_path):
     """Each number of ranks goes on where the one before it stood."""
     begin, expected = 0, on_one_rank(60)
     for world in (1, 2, 3, 4) if is_nightly() else (1, 4):

@@ -106,7 +106,7 @@ def test_a_ramp_is_followed_by_its_mean(folder):
     assert counts[0] > counts[3] > 0
 
 
-def test_twenty_changes_and_three_topologies_keep_shares_within_one_and_lose_nothing(folder):
+def test_changes_and_topologies_keep_shares_within_one_and_lose_nothing(folder):
     """The same batches as on one rank that was told all weights at once, and even shares in every round."""
     topologies = ((1, 1, 60), (4, 0, 120), (3, 0, 180), (2, 0, 240))
     if not is_nightly():  # half of the changes
