@@ -27,15 +27,16 @@ CRUDE = "CrudeWebdataset"
 _MODULE = "megatron.energon"  # Megatron-Energon reads it as well
 _TYPES: Mapping[str, type[Sample]] = {**SAMPLE_TYPES, Sample.__name__: Sample}
 _NUMBERED = (
-    *("CaptioningSample", "ImageClassificationSample", "ImageSample", "InterleavedSample"),
-    *(
-        "MultiChoiceVQASample",
-        "OCRSample",
-        "Sample",
-        "SimilarityInterleavedSample",
-        "TextSample",
-        "VQASample",
-    ),
+    "CaptioningSample",
+    "ImageClassificationSample",
+    "ImageSample",
+    "InterleavedSample",
+    "MultiChoiceVQASample",
+    "OCRSample",
+    "Sample",
+    "SimilarityInterleavedSample",
+    "TextSample",
+    "VQASample",
     "VidQASample",
 )
 """Types of Megatron-Energon. Lists of answers have their numbers, so other types are chosen by name."""

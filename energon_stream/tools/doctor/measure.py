@@ -57,7 +57,7 @@ class BenchRun:
     setting: Setting  # its settings
     batches: int  # batches that were read
     samples_per_second: float  # samples a second after the first batch
-    bytes_per_second: float  # received bytes a second, those of samples that are not delivered yet included
+    bytes_per_second: float  # received bytes a second, with samples that are read ahead
     first_batch_seconds: float  # seconds until the first batch
     requests: int  # requests, metadata included
     verdict: str  # what limits this run, in words
