@@ -44,7 +44,7 @@ VIEW_KEYS = {
     "share": Key(lambda value: is_number(value) and 0 < value <= 1, "use a number above 0, up to 1"),
     "weight_by": _COLUMN,
 }
-_LEAST_KEPT = 1 << 20
+LEAST_KEPT = 1 << 20
 """Samples from which a selection is kept on the node. Fewer are selected in milliseconds."""
 _ROWS = 1 << 18
 _RULES = "2"  # changes with what a view selects, so that no node keeps an older selection
@@ -184,7 +184,7 @@ class _Selecting:
     def _kept_name(self, tables: Tables | None) -> str | None:
         """Return the name of the selection among the kept files; None if it is not kept."""
         index, versions = self._index, () if tables is None else tables.versions
-        if index.num_samples < _LEAST_KEPT or self._every is None:
+        if index.num_samples < LEAST_KEPT or self._every is None:
             return None
         kept = () if self._filter is None else self._filter.versions(self._limits)
         if versions is None or kept is None:

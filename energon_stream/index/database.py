@@ -121,7 +121,7 @@ class _Slot:
             return found
 
 
-_SLOTS: PerProcess[_Slot] = PerProcess()
+shared_indices: PerProcess[_Slot] = PerProcess()
 
 
 def sample_key(index: WebDatasetIndex, number: int) -> str | None:
@@ -140,4 +140,4 @@ def sample_key(index: WebDatasetIndex, number: int) -> str | None:
 
 def index_database(spec: StoreSpec) -> IndexDatabase:
     """Return a folder's index, which the process shares. Raises ObjectNotFoundError if there is none."""
-    return _SLOTS.map(spec, _Slot).get(spec)
+    return shared_indices.map(spec, _Slot).get(spec)

@@ -19,12 +19,12 @@ from energon_stream.storage import ByteRange, Store, StoreSpec
 
 ENTRY_BYTES = 8
 PAGE_SAMPLES = (64 << 10) // ENTRY_BYTES  # reading 64 KiB takes hardly longer than reading one entry
-_ROW_PAGE_BYTES = 16 << 10  # a shuffled slice of samples reads one or two pages of a large file
+ROW_PAGE_BYTES = 16 << 10  # a shuffled slice of samples reads one or two pages of a large file
 
 
 def page_rows(width: int = 1) -> int:
     """Return the number of rows in a page of a large file."""
-    return max(1, _ROW_PAGE_BYTES // (ENTRY_BYTES * width))
+    return max(1, ROW_PAGE_BYTES // (ENTRY_BYTES * width))
 
 
 def index_path(shard_path: str) -> str:

@@ -46,11 +46,11 @@ pq: Any = LazyModule("pyarrow.parquet", "parquet")
 _GAP, _PIECE = 32 << 10, 8 << 20  # unwanted bytes that are read over; the largest request
 _FIRST_ROWS, _BATCH_ROWS = 8, 512  # rows that are decoded before their bytes are counted: first, and at most
 _MOST_SHARE = 1 << 20  # bytes for which a row stands: a larger row would be planned alone
-_KEPT_BYTES = 256 << 20  # decoded row groups that are kept for rows that are planned later
+KEPT_BYTES = 256 << 20  # decoded row groups that are kept for rows that are planned later
 _TABLE_BYTES = 4 << 10  # what a decoded row group takes beside its values
-_FOOTER_BYTES = 256 << 20  # footers that are kept, as they are in memory
+FOOTER_BYTES = 256 << 20  # footers that are kept, as they are in memory
 _FOOTER_GROWTH = 8  # a footer in memory, as a multiple of its bytes in the file
-_FEWEST_FOOTERS = 64  # that are kept, whatever their size: rows of several files are mixed
+FEWEST_FOOTERS = 64  # that are kept, whatever their size: rows of several files are mixed
 
 
 class ParquetFormat(FileFormat):
@@ -248,12 +248,12 @@ class ParquetLocator(Locator):
     store: Store = field(init=False)
     _versions: VersionGuard = field(init=False)
     _first_group: Int64Array = field(init=False)  # number of the first row group of each file
-    _footers: OrderedDict[int, _Footer] = field(init=False, default_factory=OrderedDict)
+    footers: OrderedDict[int, _Footer] = field(init=False, default_factory=OrderedDict)
     _footer_bytes: int = field(init=False, default=0)
     _loading: set[int] = field(init=False, default_factory=set)
     _groups: WeakValueDictionary[int, _RowGroup] = field(init=False, default_factory=WeakValueDictionary)
-    _kept: OrderedDict[int, _RowGroup] = field(init=False, default_factory=OrderedDict)
-    _kept_bytes: int = field(init=False, default=0)
+    kept: OrderedDict[int, _RowGroup] = field(init=False, default_factory=OrderedDict)
+    kept_bytes: int = field(init=False, default=0)
     _lock: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -273,7 +273,7 @@ class ParquetLocator(Locator):
         """Return loads of footers."""
         files = set(distinct(self.index.file_of(samples)).tolist()) - self._loading
         with self._lock:
-            files -= self._footers.keys()
+            files -= self.footers.keys()
         self._loading |= files
         return [Load(self.store, partial(self._load, file)) for file in sorted(files)]
 
@@ -291,16 +291,16 @@ class ParquetLocator(Locator):
     def _keep_footer(self, file: int, footer: _Footer) -> None:
         """Keep a footer as the one that was used last, and let go of the oldest that are too much."""
         with self._lock:
-            before = self._footers.pop(file, None)
+            before = self.footers.pop(file, None)
             self._footer_bytes += footer.held - (before.held if before is not None else 0)
-            self._footers[file] = footer
-            while len(self._footers) > _FEWEST_FOOTERS and self._footer_bytes > _FOOTER_BYTES:
-                self._footer_bytes -= self._footers.popitem(last=False)[1].held
+            self.footers[file] = footer
+            while len(self.footers) > FEWEST_FOOTERS and self._footer_bytes > FOOTER_BYTES:
+                self._footer_bytes -= self.footers.popitem(last=False)[1].held
 
     def _find(self, group: int) -> tuple[int, int, _Footer]:
         """Return the file of a row group, the group's number in it, and the footer."""
         file = int(np.searchsorted(self._first_group, group, side="right")) - 1
-        footer = self._footers.get(file)
+        footer = self.footers.get(file)
         if footer is None:
             footer = self._load(file, self.store)
         else:
@@ -341,11 +341,11 @@ class ParquetLocator(Locator):
                 ranges = [ByteRange(at, min(at + _PIECE, stop)) for at, stop in starts]
                 found = _RowGroup([(each.start, usual.submit(fetcher, each, deadline)) for each in ranges])
                 self._groups[group] = found
-            before = self._kept.pop(group, None)
-            self._kept_bytes += found.held - (before.held if before is not None else 0)
-            self._kept[group] = found
-            while len(self._kept) > 1 and self._kept_bytes > _KEPT_BYTES:
-                self._kept_bytes -= self._kept.popitem(last=False)[1].held
+            before = self.kept.pop(group, None)
+            self.kept_bytes += found.held - (before.held if before is not None else 0)
+            self.kept[group] = found
+            while len(self.kept) > 1 and self.kept_bytes > KEPT_BYTES:
+                self.kept_bytes -= self.kept.popitem(last=False)[1].held
             return found
 
     def _decoded(self, group: int) -> Any:
@@ -362,7 +362,7 @@ class ParquetLocator(Locator):
                 found.answers = []
                 with self._lock:
                     found.held = int(found.table.nbytes) + _TABLE_BYTES
-                    self._kept_bytes += found.held if self._kept.get(group) is found else 0
+                    self.kept_bytes += found.held if self.kept.get(group) is found else 0
             return found.table
 
     def _decode(self, group: int, pieces: Sequence[tuple[int, memoryview]]) -> Any:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-_PAGE_SAMPLES = 1024  # of one query
+PAGE_SAMPLES = 1024  # of one query
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class PartLocator(Locator):
             raise TypeError("the index has no shard ids")
         self._shard_ids = index.shard_ids
         self._pages = EntryPages(
-            self.whole.store, self.whole.offsets, index.shard_starts, _PAGE_SAMPLES, self._read_page
+            self.whole.store, self.whole.offsets, index.shard_starts, PAGE_SAMPLES, self._read_page
         )
 
     @property
@@ -156,7 +156,7 @@ class PartLocator(Locator):
     def _page_saves(self) -> bool:
         """Return whether the first page of the index is usable, and tells of bytes that can be skipped."""
         shard = int(self.whole.index.shard_of(np.array(0)))
-        count = min(_PAGE_SAMPLES, int(self.whole.index.shard_counts[shard]))
+        count = min(PAGE_SAMPLES, int(self.whole.index.shard_counts[shard]))
         found = self._usable(lambda: self._ranges_of(shard, 0, count))
         if found is None:
             return False

@@ -17,7 +17,7 @@ from energon_stream.schedule.schedule import (
     Schedule,
 )
 
-_NEAR = 256  # references over which a leaf is advanced as a reader does it
+NEAR = 256  # references over which a leaf is advanced as a reader does it
 _DRAWS = 1 << 18  # draws of a blend that are made at a time, in a few megabytes
 
 
@@ -42,7 +42,7 @@ def _of_leaf(leaf: LeafSchedule, cursor: LeafCursor, count: int) -> LeafCursor:
     epoch, position, group, offset, *_ = cursor
     schedule = leaf.of_pass(cursor)
     left = min(count, schedule.length - position)
-    if left < _NEAR:
+    if left < NEAR:
         return leaf.advance(cursor, left)
     group, offset = schedule.find(epoch, group, offset + left)
     return cursor._replace(position=position + left, group=group, offset=offset)

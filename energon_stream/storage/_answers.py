@@ -141,7 +141,7 @@ class RemoteStore:
 
     def _denied(self, path: str, answer: str, *, is_expired: bool) -> StorageError:
         """Return the error for refused credentials, which a provider may replace by others."""
-        if self._renew_credentials(is_expired=is_expired):
+        if self.renew_credentials(is_expired=is_expired):
             what = f"credentials were refused and replaced ({answer})"
             return self._error(TransientStorageError, path, what)
         if is_expired and self._provides_credentials():
@@ -155,7 +155,7 @@ class RemoteStore:
         """Return whether credentials come from a provider, which may bring others later."""
         return False
 
-    def _renew_credentials(self, *, is_expired: bool) -> bool:
+    def renew_credentials(self, *, is_expired: bool) -> bool:
         """Take other credentials from their provider; return whether it has others than the refused ones."""
         return False
 

@@ -196,7 +196,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         is_searched = config.kind == "s3" and config.credentials is None and not is_anonymous
         return isinstance(config.credentials, _RENEWABLE) or is_searched
 
-    def _renew_credentials(self, *, is_expired: bool) -> bool:
+    def renew_credentials(self, *, is_expired: bool) -> bool:
         return self._provides_credentials() and self._client.renew(is_expired=is_expired)
 
     def _name(self, error: Exception, path: str) -> StorageError:

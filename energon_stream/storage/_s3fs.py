@@ -175,7 +175,7 @@ class S3fsStore(FsspecStore):
         is_fixed = given.get("key") or given.get("anon") or os.environ.get("AWS_ACCESS_KEY_ID")
         return OPTION in given or not is_fixed
 
-    def _renew_credentials(self, *, is_expired: bool) -> bool:
+    def renew_credentials(self, *, is_expired: bool) -> bool:
         if not self._provides_credentials():
             return False
         with _renewing.get():

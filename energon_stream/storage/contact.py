@@ -81,9 +81,9 @@ class Contact:
         self._again.wait(seconds)
 
 
-_contacts: PerProcess[Contact] = PerProcess()
+shared_contacts: PerProcess[Contact] = PerProcess()
 
 
 def contact_with(key: str, name: str) -> Contact:
     """Return this process's contact with a store; see :class:`Contact`."""
-    return _contacts.map(key, lambda: Contact(name, key))
+    return shared_contacts.map(key, lambda: Contact(name, key))

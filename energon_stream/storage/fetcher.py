@@ -12,6 +12,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.fork import PerProcess
 from energon_stream.storage.attempts import ScheduledStore, with_listener
 from energon_stream.storage.request_pool import PoolAnswer, RequestPool
+from energon_stream.storage.request_scheduler import RequestScheduler
 from energon_stream.storage.store import Body, ByteRange, Store
 
 HEDGED_SHARE = 0.03
@@ -94,14 +95,19 @@ class Fetcher:
         return self._pools.get().submit(lambda _: function(), 0, 0)
 
     @property
+    def scheduler(self) -> RequestScheduler[Any]:
+        """Scheduler of this process's requests, with what it knows of the store."""
+        return self._pools.get().scheduler
+
+    @property
     def latency(self) -> float:
         """Seconds to the first byte of the fastest of the latest answers; 0 without any."""
-        return self._pools.get().scheduler.latency
+        return self.scheduler.latency
 
     @property
     def pace(self) -> float:
         """Seconds that a byte of an answer took, after the first ones, at best; 0 while that is unknown."""
-        return self._pools.get().scheduler.pace
+        return self.scheduler.pace
 
     def close(self) -> None:
         """Cancel waiting requests, let those in flight end, and stop the threads. It may be used again."""

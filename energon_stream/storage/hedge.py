@@ -35,7 +35,7 @@ class LatencyModel:
 
     def __init__(self, late: float = _LATE, floor: float = _FLOOR) -> None:
         # Durations of a class, the latest ones last, and the same in ascending order.
-        self._seen: dict[int, tuple[deque[float], list[float]]] = {}
+        self.seen: dict[int, tuple[deque[float], list[float]]] = {}
         self._late_after: dict[int, float] = {}
         self._late, self._floor = late, floor
         self._longest = 0.0  # of the first answers, before any class is known
@@ -48,7 +48,7 @@ class LatencyModel:
     def observe(self, size: int, seconds: float) -> bool:
         """Learn from an answer; return True if more requests may be late than before."""
         kind = size.bit_length()
-        recent, ordered = self._seen.setdefault(kind, (deque(), []))
+        recent, ordered = self.seen.setdefault(kind, (deque(), []))
         if len(recent) == _REMEMBERED:
             del ordered[bisect_left(ordered, recent.popleft())]
         recent.append(seconds)
@@ -73,7 +73,7 @@ class LatencyModel:
     @property
     def fastest(self) -> float:
         """Seconds of the fastest remembered answer of any size; 0 without any."""
-        return min((ordered[0] for _, ordered in self._seen.values()), default=0.0)
+        return min((ordered[0] for _, ordered in self.seen.values()), default=0.0)
 
     def late_after(self, size: int) -> float:
         """Return the seconds after which a request of ``size`` bytes is late; infinite while unknown."""

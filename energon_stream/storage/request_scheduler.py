@@ -106,7 +106,7 @@ class RequestScheduler(Generic[T]):
         self._wake = wake
         self._watched: dict[T, _Watched] = {}
         self._look_at = math.inf
-        self._to_end = LatencyModel()
+        self.to_end = LatencyModel()
         # The time to the first byte is short and hardly depends on the size, so it shows much sooner that a
         # request is late.
         self._to_first_byte = LatencyModel.of_first_bytes()
@@ -216,7 +216,7 @@ class RequestScheduler(Generic[T]):
         if task.size >= _TELLS_PACE and error is None and run.is_reading:
             pace = max(1e-12, (now - run.answered_at - _JITTER) / task.size)
             self.pace = min(self.pace or pace, pace)
-        is_learnt = task.size > 0 and error is None and self._to_end.observe(task.size, now - run.started)
+        is_learnt = task.size > 0 and error is None and self.to_end.observe(task.size, now - run.started)
         if is_learnt and self._watched:
             self._look_again(now)
         if is_transient and not run.is_second:
@@ -310,12 +310,12 @@ class RequestScheduler(Generic[T]):
         """Return the seconds after which an attempt's first or last bytes are late, if it may be repeated."""
         if watched.repeats >= _MOST_REPEATS:
             return math.inf
-        to_end = self._to_end.late_after(task.size)
+        to_end = self.to_end.late_after(task.size)
         if watched.is_answering:
             return to_end
         return min(to_end, self._to_first_byte.late_after(_ANY_SIZE), self._to_first_byte.early)
 
     def _stalls_after(self, task: T) -> float:
         """Return the seconds after which an attempt at a task stalls: it is far too late, or trickles."""
-        late_after = self._to_end.late_after(task.size)
+        late_after = self.to_end.late_after(task.size)
         return STALLED + task.size / (32 << 10) if late_after == math.inf else max(STALLED, 4.0 * late_after)

@@ -153,7 +153,7 @@ def prepared_captioning_dataset(
     """
     captioning_dataset(folder, **options)
     field_map = {"image": _EXTENSIONS[options.get("image_format", "JPEG")], "caption": "txt"}
-    return _prepare(folder, split_ratio, {**CAPTIONING_YAML, "field_map": field_map})
+    return prepare_as(folder, split_ratio, {**CAPTIONING_YAML, "field_map": field_map})
 
 
 def prepared_binary_dataset(
@@ -161,7 +161,7 @@ def prepared_binary_dataset(
 ) -> Path:
     """Write a :func:`binary_dataset`, prepare it as ``CrudeWebdataset`` and return the folder."""
     binary_dataset(folder, **options)
-    return _prepare(folder, split_ratio, CRUDE_YAML)
+    return prepare_as(folder, split_ratio, CRUDE_YAML)
 
 
 def prepared_text_dataset(
@@ -175,7 +175,7 @@ def prepared_text_dataset(
     """Write texts, each ``text`` with its number, prepare them as ``TextSample`` and return the folder."""
     parts: Parts = lambda index: {"txt": text.format(index).encode()}  # noqa: E731
     write_shards(folder, shards=shards, samples_per_shard=samples_per_shard, parts=parts)
-    return _prepare(folder, split_ratio, TEXT_YAML)
+    return prepare_as(folder, split_ratio, TEXT_YAML)
 
 
 def dataset_with_media(
@@ -206,14 +206,17 @@ def dataset_with_media(
     samples = root / "samples"
     parts: Parts = lambda number: {"json": json.dumps(line(number)).encode()}  # noqa: E731
     write_shards(samples, shards=2, samples_per_shard=8, parts=parts, key="{:04d}")
-    _prepare(samples, (1, 0, 0), CRUDE_YAML)
+    prepare_as(samples, (1, 0, 0), CRUDE_YAML)
     split = {"train": {"path": "samples", "aux": {name: f"filesystem://{name}"}}}
     mix = {"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": split}
     (root / "mix.yaml").write_text(json.dumps(mix))  # JSON is YAML
     return root / "mix.yaml"
 
 
-def _prepare(folder: str | os.PathLike[str], split_ratio: tuple[int, int, int], yaml: dict[str, Any]) -> Path:
+def prepare_as(
+    folder: str | os.PathLike[str], split_ratio: tuple[int, int, int], yaml: dict[str, Any]
+) -> Path:
+    """Prepare a folder of tars with a ``dataset.yaml`` of these keys, and return its path."""
     from energon_stream.prepare.prepare import prepare_dataset
 
     tars = sorted(Path(folder).rglob("*.tar"))

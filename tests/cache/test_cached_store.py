@@ -219,11 +219,11 @@ def test_hits_neither_make_requests_late_nor_pay_for_second_ones(s3_server, remo
     s3_server.shape(first_byte_latency=0.2)
     for _ in range(20):
         read_all(fetcher, store, 40)
-    scheduler = fetcher._pools.get().scheduler
+    scheduler = fetcher.scheduler
     assert cache.counters().hits >= 800  # a hit that a busy machine made late is a hit twice
     assert counters.snapshot().requests == asked
     assert scheduler.budget.earned == pytest.approx(0.03 * 40 * SIZE)
-    assert sum(len(recent) for recent, _ in scheduler._to_end._seen.values()) == 40 + hedged
+    assert sum(len(recent) for recent, _ in scheduler.to_end.seen.values()) == 40 + hedged
     fetcher.close()
 
 

@@ -28,7 +28,7 @@ from energon_stream import (
 from energon_stream.errors import ConfigError
 from energon_stream.pipeline.failures import reraise_exception
 from energon_stream.storage.local import LocalStore
-from energon_stream.testing.datasets import CRUDE_YAML, TEXT_YAML, _prepare, random_bytes, write_shards
+from energon_stream.testing.datasets import CRUDE_YAML, TEXT_YAML, prepare_as, random_bytes, write_shards
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
 
 SHARDS, PER_SHARD = 2, 12
@@ -51,7 +51,7 @@ def parts(number):
 def folder(tmp_path):
     path = tmp_path / "data"
     write_shards(path, shards=SHARDS, samples_per_shard=PER_SHARD, parts=parts)
-    _prepare(path, (1, 0, 0), CRUDE_YAML)
+    prepare_as(path, (1, 0, 0), CRUDE_YAML)
     return path
 
 

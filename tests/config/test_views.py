@@ -331,7 +331,7 @@ def test_rows_are_ordered_by_key(texts, tmp_path):
 
 
 def test_kept_selections_are_the_same(texts, tmp_path, monkeypatch):
-    monkeypatch.setattr("energon_stream.config.view._LEAST_KEPT", 1)
+    monkeypatch.setattr("energon_stream.config.view.LEAST_KEPT", 1)
     monkeypatch.setenv("ENERGON_STREAM_CACHE_DIR", str(tmp_path / "cache"))
     views = [{"where": WHERE}, {"where": WHERE, "weight_by": "weight"}]
     first = [in_order(texts, **view) for view in views]

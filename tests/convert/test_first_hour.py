@@ -243,8 +243,7 @@ def llava_rows(kind):
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("kind", ["LLaVA-Instruct", "LLaVA-OneVision", "ShareGPT4V"])
-def test_a_json_list_of_conversations(tmp_path, kind, indent, monkeypatch):
-    monkeypatch.setattr("energon_stream.write.sources.text._BYTES", 400)
+def test_a_json_list_of_conversations(tmp_path, kind, indent):
     root = "" if kind == "ShareGPT4V" else "images/"
     write(
         tmp_path,

@@ -1,5 +1,6 @@
 """Engines: results, order, retries, lost processes, and the end."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -133,8 +134,8 @@ def test_the_end_of_the_program_ends_all_processes(tmp_path, to, sign):
 def test_an_iterator_that_is_left_ends_its_processes(tmp_path):
     results = LocalEngine(2).map(engine_tasks.double, range(100))
     next(results)
-    workers = results.gi_frame.f_locals["runner"]._workers
-    pids = [worker.process.pid for worker in workers]
+    pids = [process.pid for process in multiprocessing.active_children()]
+    assert len(pids) == 2
     results.close()
     assert all(map(_is_gone, pids))
 

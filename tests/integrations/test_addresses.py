@@ -129,7 +129,7 @@ def complaint(found, text):
         own = list(inspect.signature(found).parameters.values())
     except ValueError:  # a built-in base without a signature takes anything
         return None
-    kinds = {kind: [p for p in own if p.kind is kind] for kind in inspect._ParameterKind}
+    kinds = {kind: [p for p in own if p.kind is kind] for kind in type(inspect.Parameter.KEYWORD_ONLY)}
     positional, keyword, starred = parameters_of(text)
     places = [p for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     names = {p.name for p in own if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

@@ -102,8 +102,9 @@ def test_saving_and_loading_in_the_middle_of_an_epoch(data, accelerator, tmp_pat
     expected = expected_batches(data, 15)
     assert seen == expected[:10]
 
+    made = accelerator()
     other = AcceleratedLoader(get_savable_loader(open_train(data)), made, depth=depth)
-    made._custom_objects[:] = [other]
+    made.register_for_checkpointing(other)
     for given in range(1, 11):
         made.load_state(tmp_path / str(given))  # also while it is iterated
         batches = iter(other)

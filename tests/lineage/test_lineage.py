@@ -374,7 +374,7 @@ def test_skipping_is_advancing(data):
     cursor = schedule.advance(schedule.begin(), data.draw(st.integers(0, 50)))
     count = data.draw(st.integers(0, 3000))
     module = sys.modules[skip.__module__]
-    with patch.object(module, "_NEAR", 1):
+    with patch.object(module, "NEAR", 1):
         assert skip(schedule, cursor, count) == schedule.advance(cursor, count)
 
 

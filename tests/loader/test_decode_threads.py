@@ -23,7 +23,7 @@ from energon_stream import (
 )
 from energon_stream.errors import ConfigError
 from energon_stream.fork import run_isolated
-from energon_stream.testing.datasets import CRUDE_YAML, _prepare, write_shards
+from energon_stream.testing.datasets import CRUDE_YAML, prepare_as, write_shards
 from energon_stream.testing.operator_suite import assert_equal_values
 
 DAMAGED = (7, 31, 32)
@@ -45,7 +45,7 @@ def parts(number):
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("images")
     write_shards(path, shards=4, samples_per_shard=12, parts=parts)
-    return str(_prepare(path, (1, 0, 0), CRUDE_YAML))
+    return str(prepare_as(path, (1, 0, 0), CRUDE_YAML))
 
 
 class Recorded(SampleDecoder):

@@ -224,6 +224,17 @@ def test_loaders_are_true_and_have_a_length_and_epochs_continue():
         assert [list(loader) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
+class Pinnable(torch.Tensor):
+    """Adding one stands for pinning, which needs a device."""
+
+    def pin_memory(self, *args):
+        return self.as_subclass(torch.Tensor) + 1
+
+
+def ones():
+    return torch.ones(1).as_subclass(Pinnable)
+
+
 @dataclass
 class Plain:
     values: torch.Tensor
@@ -240,15 +251,13 @@ class Own:
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
-        (lambda: torch.ones(1), torch.ones(1) + 1),
-        (lambda: {"a": [torch.ones(1)]}, {"a": [torch.ones(1) + 1]}),
-        (lambda: Plain(torch.ones(1), {"b": torch.zeros(1)}), Plain(torch.ones(1) + 1, {"b": torch.ones(1)})),
+        (ones, torch.ones(1) + 1),
+        (lambda: {"a": [ones()]}, {"a": [torch.ones(1) + 1]}),
+        (lambda: Plain(ones(), {"b": ones()}), Plain(torch.ones(1) + 1, {"b": torch.ones(1) + 1})),
         (Own, "pinned in its own way"),
     ],
 )
-def test_batches_of_all_kinds_are_pinned(monkeypatch, made, expected):
-    """Here adding one stands for pinning, which needs a device."""
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *args: self + 1)
+def test_batches_of_all_kinds_are_pinned(made, expected):
     made_by = MapDataset(plain(3, 0, 1), map_fn=lambda x: made())
     assert_equal_values(next(iter(get_loader(made_by, pin_memory=True))), expected)
 

@@ -351,7 +351,7 @@ def test_a_message_that_breaks_off_is_the_end_of_the_worker():
 @pytest.fixture
 def impatient(monkeypatch):
     """Wait for the answer of a worker only for a moment."""
-    monkeypatch.setattr(monitor_module, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(monitor_module, "ANSWER_SECONDS", 0.1)
 
 
 @pytest.mark.parametrize("action", [hang, hang_in_c])

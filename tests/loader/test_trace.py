@@ -74,13 +74,12 @@ def test_workers_that_start_under_a_trace_record_from_their_start(
     folder, s3_server, tmp_bucket, tmp_path, monkeypatch
 ):
     s3_server.upload_folder(folder, f"{tmp_bucket}/data")
-    answer = monitor._answer_to
 
-    def late(*given):
+    def late():
         time.sleep(0.3)
-        return answer(*given)
+        start_recording()
 
-    monkeypatch.setattr(monitor, "_answer_to", late)
+    monkeypatch.setattr(monitor, "start_recording", late)
     loader = open_loader(f"{tmp_bucket}/data", 2, storage_options=s3_server.storage_options)
     with loader.trace(tmp_path / "trace.json"):
         assert sum(1 for _ in loader) == SAMPLES // BATCH

@@ -9,8 +9,8 @@ from energon_stream.testing.s3server import S3Server
 def index_pages(monkeypatch):
     """Sets how much of a large index is read at a time: bytes of rows, samples whose parts are looked up."""
     limits = {
-        "row_bytes": "energon_stream.index.index_files._ROW_PAGE_BYTES",
-        "samples": "energon_stream.read.part_locator._PAGE_SAMPLES",
+        "row_bytes": "energon_stream.index.index_files.ROW_PAGE_BYTES",
+        "samples": "energon_stream.read.part_locator.PAGE_SAMPLES",
     }
 
     def set_size(**sizes):

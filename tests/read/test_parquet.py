@@ -408,7 +408,7 @@ def test_many_small_row_groups_take_linear_work(tmp_path):
 
 
 def test_memory_of_footers_and_row_groups_is_bounded(tmp_path, monkeypatch):
-    for name, limit in {"_FEWEST_FOOTERS": 2, "_FOOTER_BYTES": 0, "_KEPT_BYTES": 20_000}.items():
+    for name, limit in {"FEWEST_FOOTERS": 2, "FOOTER_BYTES": 0, "KEPT_BYTES": 20_000}.items():
         monkeypatch.setattr(parquet_format, name, limit)
     folder, rows = folder_of(tmp_path, 6)
     prepare_dataset(str(folder), split_ratio=(1, 0, 0))
@@ -418,9 +418,9 @@ def test_memory_of_footers_and_row_groups_is_bounded(tmp_path, monkeypatch):
     found = [(int(first["__key__"]), values(first))]
     for sample in dataset:
         found.append((int(sample["__key__"]), values(sample)))
-        held = sum(group.held for group in locator._kept.values())
-        assert held == locator._kept_bytes
-        assert len(locator._footers) <= 2
+        held = sum(group.held for group in locator.kept.values())
+        assert held == locator.kept_bytes
+        assert len(locator.footers) <= 2
         most = max(most, held)
     assert sorted(number for number, _ in found) == list(range(600))
     assert all(value == rows[number] for number, value in found)

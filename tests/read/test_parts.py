@@ -26,7 +26,7 @@ from energon_stream import (
     stateless,
 )
 from energon_stream.errors import IndexMismatchError
-from energon_stream.index.database import _SLOTS
+from energon_stream.index.database import shared_indices
 from energon_stream.index.index_files import index_path
 from energon_stream.index.part_places import PartPlaces
 from energon_stream.index.sample_sizes import SampleSizes
@@ -50,7 +50,7 @@ def _nothing_left_open():
     """Indices that earlier tests opened are shared while they live, and cycles or late requests may keep
     them.
     """
-    _SLOTS.clear()
+    shared_indices.clear()
 
 
 def padded(size):

@@ -152,7 +152,7 @@ def test_requests_that_are_refused_together_all_get_the_new_key(s3_server, tmp_b
         store.get("key")
         gate.key += 1
         renew_every(60.0)
-        renew = partial(store._renew_credentials, is_expired=False)
+        renew = partial(store.renew_credentials, is_expired=False)
         assert [renew() for _ in range(3)] == [True] * 3
         assert bytes(store.get("key").data) == b"data"
         renew_every(0.0)

@@ -23,15 +23,6 @@ def seeded_draw(seed):
     return draw()
 
 
-class FakeConfig:
-    """Only what clients' fakes have."""
-
-    active_worker_sample_index = 7
-
-    def worker_seed(self):
-        return 123
-
-
 @pytest.mark.parametrize(
     ("decorated", "tolerance"),
     [
@@ -50,17 +41,17 @@ def test_marks_are_set_in_every_form(decorated, tolerance):
     assert not get_stateless(draw)
 
 
-def test_seeds_come_from_the_active_configuration_at_call_time(monkeypatch):
-    hook = stateless(restore_seeds=True)(draw)
-    monkeypatch.setattr(WorkerConfig, "active_worker_config", FakeConfig())
-    expected = seeded_draw(int.from_bytes(hashlib.sha1(b"123|7").digest()[:4], "big"))
+def test_seeds_come_from_the_active_configuration_at_call_time():
+    hook, config = stateless(restore_seeds=True)(draw), WorkerConfig(0, 1, 0)
+    seed = b"%d|7" % config.worker_seed()
+    expected = seeded_draw(int.from_bytes(hashlib.sha1(seed).digest()[:4], "big"))
     before = seeded_draw(5)
     seeded_draw(5)
     random_after = draw()
     seeded_draw(5)
-    assert hook() == hook() == expected
-    assert draw() == random_after  # the generators were put back
-    monkeypatch.undo()
+    with config.activate(0, 7):
+        assert hook() == hook() == expected
+        assert draw() == random_after  # the generators were put back
     assert before == seeded_draw(5)
     seeded_draw(5)
     assert hook() == random_after  # outside of a pipeline the function runs as it is

@@ -35,7 +35,7 @@ log: logging.Logger = logging.getLogger("energon_stream.stats")
 _log = logging.getLogger(__name__)
 
 _BAR_SECONDS = 1.0  # that a bar's rate and share of waiting stand for, at least
-_FILE_SECONDS = 1.0  # between two writes of statistics
+FILE_SECONDS = 1.0  # between two writes of statistics
 HISTORY = 20  # last rates in a file of statistics
 
 
@@ -169,7 +169,7 @@ class Publisher:
         self._path = Path(folder) / f"{host}-{pid}-{uuid.uuid4().hex[:8]}{SUFFIX}"
         self._recent, self._rates = Recent(), deque[float](maxlen=HISTORY)
         self._has_failed = False
-        self._repeater = Repeater(self._publish, _FILE_SECONDS, "publisher of the loader's statistics")
+        self._repeater = Repeater(self._publish, FILE_SECONDS, "publisher of the loader's statistics")
         atexit.register(self.close)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ _READY, _ASK, _TRACE, _TRACED, _END = b"!", b"?", b"+", b"-", b"\0"
 # not where another child of the main process has inherited it.
 _PARENT_SECONDS = 5.0
 _GRACE_SECONDS = 5.0  # for a worker to end by itself once the main process is gone
-_ANSWER_SECONDS = 2.0
+ANSWER_SECONDS = 2.0
 _TRACED_SECONDS = 30.0
 _DUMP_SECONDS = 1.0
 _QUIET_SECONDS = 0.3
@@ -121,7 +121,7 @@ class Monitor:
             with self._lock:
                 self._line.setblocking(True)
                 self._line.sendall(_ASK)
-                answer = self._read(_ANSWER_SECONDS, until=_END)
+                answer = self._read(ANSWER_SECONDS, until=_END)
                 if not answer.endswith(_END) and hasattr(signal, "SIGUSR1"):
                     os.kill(self._pid, signal.SIGUSR1)
                     answer += self._read(_DUMP_SECONDS, quiet=_QUIET_SECONDS)

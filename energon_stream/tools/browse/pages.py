@@ -21,7 +21,7 @@ from energon_stream.tools.browse.training import Run, StepFinder, number
 PAGE = 50
 _MOST_SAMPLES = 200
 _MOST_FOUND = 50
-_MOST_LOOKED, _MOST_HELD = 2000, 64 << 20
+MOST_LOOKED, MOST_HELD = 2000, 64 << 20
 """Samples, and bytes of them, that a filter looks at for one answer."""
 _SIDES = (256, 1600)
 """Pixels of the squares in which images are drawn: in lists, and alone."""
@@ -64,10 +64,10 @@ class Pages:
         source, condition = self._catalog.source(place), _condition(query)
         total = source.index.num_samples
         at = first = min(number(query, "first", 0), max(0, total - 1))
-        stop = min(total, first + (count if condition is None else _MOST_LOOKED))
+        stop = min(total, first + (count if condition is None else MOST_LOOKED))
         shown: list[dict[str, Any]] = []
         held = 0
-        while at < stop and len(shown) < count and held < _MOST_HELD:
+        while at < stop and len(shown) < count and held < MOST_HELD:
             samples = source.load(range(at, min(stop, at + count)))
             shown += _shown([(place, sample) for sample in samples], condition)
             held += sum(sample.held for sample in samples)

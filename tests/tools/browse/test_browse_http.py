@@ -312,7 +312,7 @@ def test_filters_look_on(tmp_path, monkeypatch):
         assert found == list(range(3, 1000, 7))
         answer = client.ask("samples", field="txt", value="none")
         assert (answer["loaded"], answer["samples"]) == (1000, [])
-        for limit, most, loaded in (("_MOST_LOOKED", 120, 120), ("_MOST_HELD", 10, 50)):
+        for limit, most, loaded in (("MOST_LOOKED", 120, 120), ("MOST_HELD", 10, 50)):
             monkeypatch.setattr(f"energon_stream.tools.browse.pages.{limit}", most)
             assert client.ask("samples", first=30, field="txt", value="none")["loaded"] == loaded
 

@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def stats(tmp_path, monkeypatch):
     monkeypatch.setenv(STATS_DIR, str(tmp_path / "stats"))
-    monkeypatch.setattr(publish, "_FILE_SECONDS", 0.02)
+    monkeypatch.setattr(publish, "FILE_SECONDS", 0.02)
     return tmp_path / "stats"
 
 
@@ -190,7 +190,7 @@ def test_a_program_that_ends_leaves_no_file(folder, stats):
 import os, time
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.loader.observe import metrics
-metrics._FILE_SECONDS = 0.02
+metrics.FILE_SECONDS = 0.02
 dataset = get_train_dataset({str(folder)!r}, batch_size=10, shuffle_buffer_size=None,
                             max_samples_per_sequence=None, worker_config=WorkerConfig(0, 1, 0))
 loader = get_loader(dataset)
