@@ -137,7 +137,7 @@ def like(files: Sequence[StateFile], states: Sequence[Mapping[str, Any]]) -> dic
         differ = (file.by_torch, file.kind) != (first.by_torch, first.kind)
         if differ or (file.wrapper is None) != (first.wrapper is None):
             raise StateMismatchError(
-                f"files of different forms: {first.form}; {file.form}",
+                f"the files are of different kinds: {first.form}; {file.form}",
                 where=f"{first.path}, {file.path}",
                 hint="pass the files of one checkpoint",
             )

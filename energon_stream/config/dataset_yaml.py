@@ -236,9 +236,11 @@ def _sample_type(document: Mapping[str, Any], where: str, trust: bool | None) ->
         if found is not None:
             _refuse(document, ("sample_type",), f"{name} has a type of its own", where)
         elif "sample_type" not in document:
-            raise MetadataError(f"{name} needs a sample_type", where=where)
+            hint = "add sample_type, such as {__module__: energon_stream, __class__: CaptioningSample}"
+            raise MetadataError(f"{name} needs a sample_type", where=where, hint=hint)
     elif "sample_type" not in document:
-        raise MetadataError("there is neither a sample_type nor a __class__", where=where)
+        hint = "add sample_type and field_map, or prepare the dataset again, which asks for them"
+        raise MetadataError("there is neither a sample_type nor a __class__", where=where, hint=hint)
     found = found or resolve_sample_type(document["sample_type"], trust=trust, where=where)
     return None if issubclass(found, CrudeSample) else found
 
@@ -257,7 +259,7 @@ def _decoder(value: Any, where: str, limits: Limits | None) -> FileStoreDecoder 
         raise MetadataError(f"'decoder' is {value!r:.80}", where=where, hint="name SampleDecoder and options")
     module, name = read_class({key: value[key] for key in CLASS_KEYS if key in value}, where)
     if not is_own_module(module) or name != "SampleDecoder":
-        raise MetadataError(f"there is no decoder {module}.{name}", where=where, hint="use SampleDecoder")
+        raise MetadataError(f"unknown decoder {module}.{name}", where=where, hint="use SampleDecoder")
     check_keys(value, (*CLASS_KEYS, *_DECODER_OPTIONS), where)
     from energon_stream.decode import SampleDecoder  # imports PyTorch; metadata is read without it
 

@@ -230,8 +230,8 @@ class _Parser:
         if not is_single:
             for key in present:
                 if key in _KINDS["path"] and key not in _INHERITED:
-                    hint = f"set it in {spec.url}"
-                    raise MetadataError(f"{key!r} has no meaning for a metadataset", where=at, hint=hint)
+                    hint = f"set it in {spec.url}, for a dataset"
+                    raise MetadataError(f"{key!r} cannot be set for a metadataset", where=at, hint=hint)
             return MetadatasetRef(spec, part, **outer)
         return LeafRef(
             spec if given["cache"] is None else self.cached(spec, given["cache"], f"{at}.cache"),

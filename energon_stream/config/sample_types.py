@@ -101,7 +101,9 @@ def declare(
     """Check a declaration, as far as that needs no import of another package; None without a declaration."""
     if sample_type is None:
         if field_map is not None:
-            raise MetadataError("field_map has no meaning without sample_type", where=where)
+            raise MetadataError(
+                "field_map needs a sample_type", where=where, hint="name the type whose fields it fills"
+            )
         return None
     found: Any = sample_type
     if isinstance(sample_type, str):

@@ -243,7 +243,7 @@ class SavableDataLoader(BasicDataLoader[T]):
 
         Raises:
             StateInUseError: Iteration has begun.
-            StateError: The state does not fit this dataset or topology, on this rank or another one.
+            StateError: The state does not fit this dataset or topology, on this rank or on another.
             ConfigError: ``on_change`` has another value.
         """
         if self._session is not None:

@@ -115,7 +115,7 @@ class BatchDataset(BatchMaker[T_co]):
         batch_size: Elements of a batch, 1 or more.
         batcher: Makes a batch of a list of elements.
         batcher_stateless: True if the batcher's result depends on its argument (and the seeds) only.
-        batcher_config: A dict that describes it, or a function that returns one; states must match it.
+        batcher_config: Describes ``batcher``: a dict, or a function that returns one. States must match it.
         drop_last: Drop the last batch of a pass if it is not full.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number. By default the first
             10 calls do, too, if they fail by one mistake, as of a typo.

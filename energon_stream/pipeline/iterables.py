@@ -150,9 +150,9 @@ class IterableNode:
     """State: ``in`` and ``ended`` (for each input), ``n`` (passes, elements), ``own``, ``saves``, ``calls``,
     ``at`` (passes and elements after these).
 
-    If ``saves``, the state is the object's own, and ``own`` has it; ``in`` are the inputs' states now. Else
-    ``in`` are those at the start of a pass, where the object's attributes in ``own`` had changed; the calls
-    since are made again.
+    If ``saves``, the state is the object's own, and ``own`` has it; ``in`` has the inputs' present states. If
+    not, ``in`` has their states at the start of a pass, where the object's attributes in ``own`` had changed;
+    the calls since are made again.
     """
 
     def __init__(self, dataset: Any, context: Context, state: State | None) -> None:

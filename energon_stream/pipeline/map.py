@@ -227,7 +227,7 @@ class MapDataset(Wrapper[T_co]):
         dataset: The inner dataset.
         fn: The function; also accepted by its older name ``map_fn``.
         stateless_map_fn: True if the function's result depends on its argument (and the seeds) only.
-        map_fn_config: A dict that describes it, or a function that returns one; states must match it.
+        map_fn_config: Describes ``map_fn``: a dict, or a function that returns one. States must match it.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number. By default the first
             10 calls do, too, if they fail by one mistake, as of a typo.
         ahead: Called with elements some time before ``fn`` is, in order, to begin to fetch what ``fn`` will

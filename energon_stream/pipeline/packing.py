@@ -175,9 +175,9 @@ class PackMaker(Wrapper[T_co]):
 
 
 class _PackingNode(PackNode):
-    """State: ``in``, ``n`` (packs, selections, encodings), ``groups`` and ``kept`` (keys), ``open``, ``end``,
-    ``made`` (keys, call and batch of the selection that made the samples for which groups have places).
+    """State: ``in``, ``n`` (packs, selections, encodings), ``groups`` and ``kept`` (keys), ``open``, ``end``.
 
+    ``made`` has keys, call and batch of the selection that made the samples for which groups have places.
     The buffer is filled only when no group is left, so that only groups and what selections gave back are
     held between two packs.
     """
@@ -363,7 +363,7 @@ class PackingDataset(PackMaker[T_co]):
         sample_encoder: Applied to each element of a group before ``final_packer``; None for nothing.
         sample_encoder_stateless: True if its result depends on its argument (and the seeds) only.
         stateless: True for both of the functions.
-        packer_config: A dict that describes it, or a function that returns one; states must match it.
+        packer_config: Describes ``pre_packer``: a dict, or a function that returns one. States must match it.
         pre_packer_failure_tolerance: Failures of ``pre_packer`` in a row that end the run; 0 tolerates any
             number. None takes ``failure_tolerance``.
         final_packer_failure_tolerance: The same for ``final_packer``.

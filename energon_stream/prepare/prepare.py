@@ -188,7 +188,7 @@ def prepare_dataset(
     )
     is_split = split_ratio is not None or split_patterns is not None
     if not (is_split or tar_index_only):
-        raise ConfigError("give either split_ratio or split_patterns")
+        raise ConfigError("split_ratio or split_patterns is missing", hint="pass split_ratio=(8, 1, 1)")
     spec = StoreSpec(url_or_path, storage_options)
     store = spec.open()
     if store.is_local:

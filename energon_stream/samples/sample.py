@@ -216,8 +216,8 @@ class CrudeSample(dict[str, Any]):
     """A sample without a type: a dict of its decoded parts, with ``__key__``, ``__shard__``,
     ``__restore_key__``, ``__subflavors__`` and ``__sources__``.
 
-    A pickle of a dataset that is not trusted is a part all the same: looking it up raises the error that
-    says how to trust it.
+    A pickled part of an untrusted dataset is in the dict, too. Looking it up raises an error that says how to
+    trust the dataset.
 
     Attributes:
         refused: The error for each part that was not decoded, because the dataset is not trusted.

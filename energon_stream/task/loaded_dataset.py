@@ -22,7 +22,7 @@ class DatasetBlendMode(Enum):
     Attributes:
         NONE: One dataset, or one after the other.
         DATASET_WEIGHT: Weighted draws.
-        SAMPLE_REPETITIONS: Each sample a number of times in an epoch.
+        SAMPLE_REPETITIONS: Each sample comes a number of times in an epoch.
 
     Example:
         >>> from energon_stream import DatasetBlendMode

@@ -31,7 +31,7 @@ _SETTINGS = {
 def picture_file(path: str) -> str:
     """Return the path of an ``.svg`` or ``.png`` file. Raises ConfigError, and MissingPackageError."""
     if not path.lower().endswith((".svg", ".png")):
-        raise ConfigError(f"{path} is no name of a picture", hint="use one that ends in .svg or .png")
+        raise ConfigError(f"{path} is not the name of a picture", hint="use one that ends in .svg or .png")
     with of_extra("plots"):
         import matplotlib  # noqa: F401
     return path

@@ -440,7 +440,7 @@ def test_where_a_filter_has_no_meaning(texts, tmp_path):
         in_order(recipe({"path": str(texts)}), filter_name="good")
     inner = tmp_path / "inner.yaml"
     inner.write_text(json.dumps(recipe({"path": str(texts)})))
-    with pytest.raises(MetadataError, match="'filter' has no meaning for a metadataset"):
+    with pytest.raises(MetadataError, match="'filter' cannot be set for a metadataset"):
         in_order(recipe({"path": str(inner), "filter": "good"}))
     with pytest.raises(ConfigError, match="needs a prepared folder"):
         in_order(str(texts / "data-{000000..000007}.tar"), filter_name="good", sample_type=CrudeSample)

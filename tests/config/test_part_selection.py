@@ -133,7 +133,7 @@ def test_metadatasets_name_parts_for_each_dataset(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"splits\.train"):
         first(metadataset(parts="json"))
     inner = metadataset().rename(tmp_path / "inner.yaml")
-    with pytest.raises(MetadataError, match="'parts' has no meaning for a metadataset"):
+    with pytest.raises(MetadataError, match="'parts' cannot be set for a metadataset"):
         first(metadataset(path=os.fspath(inner), parts=["json"]))
 
 

@@ -513,7 +513,7 @@ def test_who_says_what_samples_are_is_never_ignored(prepared, tmp_path):
     wrong = {"path": str(folder), "sample_type": "CaptioningSample", "field_map": {"image": "jpg"}}
     with pytest.raises(MetadataError, match=r"lacks caption.*splits\.val"):
         val({**head, "splits": {"val": wrong}}, declared={})
-    with pytest.raises(MetadataError, match="'sample_type' has no meaning for a metadataset"):
+    with pytest.raises(MetadataError, match="'sample_type' cannot be set for a metadataset"):
         val({**head, "splits": {"val": {"path": "x.yaml", "sample_type": "TextSample"}}}, declared={})
 
 

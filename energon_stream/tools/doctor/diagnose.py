@@ -38,7 +38,7 @@ _AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Findings about a dataset's place.
+    """Findings about the store, or the disk, that has a dataset.
 
     Attributes:
         url: Where the dataset is.
