@@ -77,7 +77,7 @@ class FilterDataset(PassThrough[T_co]):
     Args:
         dataset: The inner dataset.
         filter_fn: Returns True for the elements to keep.
-        filter_fn_config: Describes ``filter_fn``: a dict, or a function that returns one. States must match it.
+        filter_fn_config: Describes ``filter_fn``: a dict, or a function that returns one; states must match.
         failure_tolerance: Failures in a row that end the run; 0 tolerates any number. By default the first
             10 calls do, too, if they fail by one mistake, as of a typo.
         worker_config: Must agree with the inner dataset's, if given.

@@ -461,7 +461,7 @@ def test_what_cannot_be_read_is_named(s3_server, tars, options, case, where):
 @pytest.mark.parametrize(
     ("declared", "message"),
     [
-        ({"field_map": {"image": "jpg"}}, "without sample_type"),
+        ({"field_map": {"image": "jpg"}}, "field_map needs a sample_type"),
         ({"sample_type": CaptioningSample}, "'field_map' must map"),
         ({"sample_type": CaptioningSample, "field_map": {"image": "jpg"}}, "lacks caption"),
         ({"sample_type": TextSample, "field_map": {"text": "txt", "image": "jpg"}}, "no field of TextSample"),
