@@ -526,7 +526,7 @@ def test_an_instance_needs_a_type(tmp_path):
             "in the same place",
         ),
         ({"sample_type": TextSample, "field_map": {"texts": "txt"}}, "no field of TextSample"),
-        ({"field_map": {"image": "jpg"}}, "no meaning without sample_type"),
+        ({"field_map": {"image": "jpg"}}, "field_map needs a sample_type"),
         ({"sample_type": TextSample, "dataset_yaml": None}, "either dataset_yaml"),
     ],
 )
