@@ -243,5 +243,5 @@ def _told(problem: Exception, occasion: Occasion) -> list[str | None]:
     """Return an error as texts, for processes that may not have its class."""
     if not isinstance(problem, EnergonStreamError):
         return [occasion.error.__name__, f"{type(problem).__name__}: {problem}", None, None]
-    kind = next(cls.__name__ for cls in type(problem).__mro__ if cls.__name__ in known.__all__)
+    kind = next(cls.__name__ for cls in type(problem).__mro__ if cls.__module__ == known.__name__)
     return [kind, problem.what, problem.where, problem.hint]

@@ -1,66 +1,7 @@
 """All errors of the library, under one base class.
 
-::
-
-    EnergonStreamError
-    ├── ConfigError (ValueError)            an argument, or a combination of arguments, cannot work
-    │   ├── AliasError                      ``megatron.energon`` cannot become a name of this library
-    │   │   └── MissingNameError (ImportError)  a name of ``megatron.energon`` is not offered
-    │   ├── CacheDirectoryError (OSError)   the cache directory is not safe, or its file system has no locks
-    │   ├── EmptyStreamError                there are more streams than samples
-    │   ├── FilterExistsError (FileExistsError)   the dataset has a filter of this name
-    │   ├── MissingPackageError (ImportError)  an optional package is not installed
-    │   ├── SampleIndexError (IndexError)   a dataset has no sample of this index
-    │   ├── SampleKeyError (KeyError)       a dataset has no sample of this key
-    │   ├── UnknownArgumentError (TypeError)  a function has no such argument
-    │   ├── UntrustedCodeError              a dataset names code that the user did not trust
-    │   ├── UntrustedUrlError               a dataset names a place that the user did not allow
-    │   └── WeightsError                    weights that a mixture cannot take
-    │       └── StepPassedError             weights for a step whose samples are chosen already
-    ├── StorageError (OSError)              a store did not deliver
-    │   ├── ObjectNotFoundError (FileNotFoundError)  the object, bucket or file does not exist
-    │   ├── AccessDeniedError (PermissionError)  the store refused the credentials
-    │   ├── ObjectChangedError              the object was replaced during the run
-    │   ├── RangeError                      a byte range lies outside the object
-    │   ├── UnsupportedStoreError           the store or the transport cannot do this
-    │   │   └── BadAnswerError              an answer that is not one of such a store
-    │   └── TransientStorageError           a fault that another try may cure; raised after the last try
-    │       └── ThrottledError              the store asks for fewer requests
-    ├── DatasetError (ValueError)           the data or metadata of a dataset is wrong
-    │   ├── NotPreparedError                the folder has no usable ``.nv-meta``
-    │   ├── MetadataError                   a metadata file has a wrong key, type or value
-    │   ├── LimitError                      the dataset is larger than a limit, see ``Limits``
-    │   ├── CorruptTarError                 a tar header or payload is damaged
-    │   │   └── BadShardsError              tars of a dataset cannot be used; names all of them
-    │   ├── IndexMismatchError              an index and its tar disagree
-    │   ├── ChecksumError                   a sample has other bytes than when it was prepared
-    │   ├── DuplicateKeyError               two samples share a key
-    │   ├── CostsError                      costs of samples are missing, stale, damaged or no lengths
-    │   │   └── MissingCostsError               a dataset has no costs of this name
-    │   ├── SourceError                     a dataset of another format cannot be read
-    │   └── EmptyDatasetError               a split part has no samples
-    ├── SampleError (ValueError)            one sample could not be used; handlers may skip it
-    │   ├── ColumnError                     a column of a source does not fit its part
-    │   ├── DecodeError                     a part's bytes do not have the format of its extension
-    │   │   ├── UntrustedPickleError        a part is a pickle, and the user did not trust the dataset
-    │   │   └── PartLimitError              a part is larger than a limit, see ``Limits``
-    │   ├── FieldError (KeyError)           a part or field that the sample type needs is missing
-    │   │   └── MissingFileError (FileNotFoundError)  a sample refers to a file that does not exist
-    │   ├── SampleTimeoutError (TimeoutError)  a hook or decoder took too long on it
-    │   └── FatalSampleError (RuntimeError)  too many samples failed in a row; always ends the run
-    │       └── TooManyBadSamplesError      a larger share of the samples failed than ``max_bad`` allows
-    ├── StateError (ValueError)             a saved state cannot be used
-    │   ├── StateVersionError               another version of the format wrote it
-    │   ├── StateMismatchError              it is of another dataset or topology
-    │   └── StateInUseError (RuntimeError, AssertionError)  a restore or save at a time when it is impossible
-    ├── RunError (ValueError)               the records of a run cannot be used
-    │   ├── RunNotFoundError (FileNotFoundError)  the folder has no description of a run
-    │   ├── RunDamagedError                 a file of the run is damaged, or of another version
-    │   ├── RunMismatchError                the folder has another run, or a dataset has changed
-    │   └── NotInRunError (LookupError)     the run has no such step, rank or sample
-    └── WorkerError (RuntimeError)          a worker process failed or died
-
-``SkipSample`` is a signal, not an error: raise it in a hook to drop the current sample.
+``docs/reference/errors.md`` has a table of them. ``SkipSample`` is a signal, not an error: raise it in a hook to
+drop the current sample.
 """
 
 from __future__ import annotations
@@ -72,69 +13,6 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from energon_stream.printable import as_sentence, printable, strip_credentials
-
-__all__ = [
-    "AccessDeniedError",
-    "AliasError",
-    "BadAnswerError",
-    "BadShardsError",
-    "CacheDirectoryError",
-    "ChecksumError",
-    "ColumnError",
-    "ConfigError",
-    "CorruptTarError",
-    "CostsError",
-    "DatasetError",
-    "DecodeError",
-    "DuplicateKeyError",
-    "EmptyDatasetError",
-    "EmptyStreamError",
-    "EnergonStreamError",
-    "FatalSampleError",
-    "FieldError",
-    "FilterExistsError",
-    "IgnoreSample",
-    "IndexMismatchError",
-    "LimitError",
-    "MetadataError",
-    "MissingCostsError",
-    "MissingFileError",
-    "MissingNameError",
-    "MissingPackageError",
-    "NotInRunError",
-    "NotPreparedError",
-    "ObjectChangedError",
-    "ObjectNotFoundError",
-    "PartLimitError",
-    "RangeError",
-    "RunDamagedError",
-    "RunError",
-    "RunMismatchError",
-    "RunNotFoundError",
-    "SampleError",
-    "SampleIndexError",
-    "SampleKeyError",
-    "SampleTimeoutError",
-    "SkipSample",
-    "SourceError",
-    "StateError",
-    "StateInUseError",
-    "StateMismatchError",
-    "StateVersionError",
-    "StepPassedError",
-    "StorageError",
-    "ThrottledError",
-    "TooManyBadSamplesError",
-    "TransientStorageError",
-    "UnknownArgumentError",
-    "UnsupportedStoreError",
-    "UntrustedCodeError",
-    "UntrustedPickleError",
-    "UntrustedUrlError",
-    "WeightsError",
-    "WorkerError",
-]
-
 
 _LONGEST_PLACE = 500  # characters that a message shows of a place
 _LONGEST_TEXT = 8000  # and of each other part

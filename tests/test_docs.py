@@ -20,7 +20,6 @@ import pytest
 from sybil.integration.pytest import SybilItem
 
 import energon_stream
-from energon_stream import errors
 from energon_stream.cli.main import main
 from energon_stream.config.dataset_options import DatasetOptions
 from energon_stream.loader import get_loader, get_savable_loader
@@ -88,12 +87,6 @@ def test_the_options_page_has_every_option_of_loaders(function: object) -> None:
 def test_the_options_of_the_cache_are_in_its_guide() -> None:
     listed = set(re.findall(r"^\| `(\w+)`", page("guides/cache.md"), re.MULTILINE))
     assert options_of(energon_stream.CacheConfig) <= listed
-
-
-def test_the_errors_page_has_every_error() -> None:
-    text = page("reference/errors.md")
-    for name in errors.__all__:
-        assert f"`{name}`" in text
 
 
 def test_the_environment_page_has_every_variable() -> None:
