@@ -1,7 +1,7 @@
 """All errors of the library, under one base class.
 
-``docs/reference/errors.md`` has a table of them. ``SkipSample`` is a signal, not an error: raise it in a hook to
-drop the current sample.
+``docs/reference/errors.md`` has a table of them. ``SkipSample`` is a signal, not an error: raise it in a hook
+to drop the current sample.
 """
 
 from __future__ import annotations
