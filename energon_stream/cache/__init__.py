@@ -5,15 +5,3 @@ from energon_stream.cache.cached_store import CachedStore, CacheLayer, cache_cou
 from energon_stream.cache.config import CacheConfig
 from energon_stream.cache.eviction import plan_shares
 from energon_stream.cache.object_identity import ObjectIdentity
-
-__all__ = [
-    "BlockCache",
-    "CacheConfig",
-    "CacheLayer",
-    "CacheSnapshot",
-    "CachedStore",
-    "ObjectIdentity",
-    "cache_counters",
-    "plan_shares",
-    "shared_cache",
-]

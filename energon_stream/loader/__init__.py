@@ -7,20 +7,3 @@ from energon_stream.loader.mixture_control import MixtureReport, SourceCount
 from energon_stream.loader.observe.stats import JobStats, LoaderStats, Verdict
 from energon_stream.loader.observe.trace import Trace
 from energon_stream.loader.savable import OnChange, SavableDataLoader
-
-__all__ = [
-    "BasicDataLoader",
-    "JobStats",
-    "LoaderOptions",
-    "LoaderStats",
-    "MixtureReport",
-    "OnChange",
-    "OnWorkerDeath",
-    "OnWorkerHang",
-    "SavableDataLoader",
-    "SourceCount",
-    "Trace",
-    "Verdict",
-    "get_loader",
-    "get_savable_loader",
-]

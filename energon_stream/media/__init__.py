@@ -20,25 +20,3 @@ from energon_stream.media.pool import (
     use_pool,
 )
 from energon_stream.media.ranged_file import FilePlace, RangedFile, open_once
-
-__all__ = [
-    "CachePool",
-    "DecodeFileStore",
-    "Decoder",
-    "DirectLazy",
-    "FileCacheLazy",
-    "FilePlace",
-    "FileStore",
-    "FileStoreCachePool",
-    "FolderFileStore",
-    "Lazy",
-    "AuxStores",
-    "MockLazy",
-    "NoCachePool",
-    "PrimaryFileStore",
-    "RangedFile",
-    "active_pool",
-    "key_in_shard",
-    "open_once",
-    "use_pool",
-]

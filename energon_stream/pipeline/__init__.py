@@ -11,29 +11,3 @@ from energon_stream.pipeline.mixing import BlendDataset, ConcatDataset, MixBatch
 from energon_stream.pipeline.pack_members import PackedSamplesOutput, PartialSample
 from energon_stream.pipeline.packing import PackingDataset
 from energon_stream.pipeline.shuffle_buffer import ShuffleBufferDataset
-
-__all__ = [
-    "BatchDataset",
-    "BlendDataset",
-    "ConcatDataset",
-    "Ends",
-    "EpochizeDataset",
-    "EvenDataset",
-    "FilterDataset",
-    "GcDataset",
-    "GroupBatchDataset",
-    "IterMapDataset",
-    "LimitDataset",
-    "LogSampleDataset",
-    "MapDataset",
-    "MixBatchDataset",
-    "PackedSamplesOutput",
-    "PackingDataset",
-    "PartialSample",
-    "RepeatDataset",
-    "SavableDataset",
-    "ShuffleBufferDataset",
-    "log_exception",
-    "reraise_exception",
-    "with_ends",
-]

@@ -12,21 +12,3 @@ from energon_stream.task.loaded_dataset import (
 )
 from energon_stream.task.size_metric import sample_size_metric
 from energon_stream.task.stateless import get_failure_tolerance, get_stateless, stateless
-
-__all__ = [
-    "AugmentTaskEncoder",
-    "Cooker",
-    "DatasetBlendMode",
-    "DefaultTaskEncoder",
-    "LoadedDataset",
-    "PackingGroupConfig",
-    "TaskEncoder",
-    "basic_sample_keys",
-    "call_with_accepted",
-    "check_encoder",
-    "cooker",
-    "get_failure_tolerance",
-    "get_stateless",
-    "sample_size_metric",
-    "stateless",
-]
