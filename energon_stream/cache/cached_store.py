@@ -22,13 +22,13 @@ from energon_stream.errors import (
     CorruptTarError,
     IndexMismatchError,
     MetadataError,
-    ObjectChangedError,
     StorageError,
     UnsupportedStoreError,
 )
 from energon_stream.fork import PerProcess
 from energon_stream.logs import log_once
 from energon_stream.storage import Body, ByteRange, ListEntry, ObjectMeta, Store
+from energon_stream.storage._answers import object_changed
 from energon_stream.storage.attempts import AttemptListener, ScheduledStore, with_listener
 
 T = TypeVar("T")
@@ -264,11 +264,7 @@ class CachedStore(ScheduledStore):
             self._listener.release_slot()
             # Stores compare versions already, but bytes of another version must never get into the cache.
             if body.etag not in (None, known.etag) or body.total_size not in (None, known.size):
-                raise ObjectChangedError(
-                    "the object was replaced while it was in use",
-                    where=f"{self.url}/{known.path}",
-                    hint="Prepare the dataset again and start a new run.",
-                )
+                raise object_changed(f"{self.url}/{known.path}")
             return body.data
 
         return fetch

@@ -361,3 +361,19 @@ def _checked_size(size: Any) -> tuple[int, int]:
 def _guess_extension(data: bytes | memoryview) -> str | None:
     extension: str | None = _optional("filetype", "guess_content=True").guess_extension(data)
     return extension if extension in IMAGE_EXTENSIONS or extension in AV_EXTENSIONS else None
+
+
+@dataclass(frozen=True, slots=True)
+class ValueDecoder(FileStoreDecoder):
+    """Decodes Arrow's values and parts that have an extension, and leaves other parts unchanged."""
+
+    extensions: Mapping[str, str] = field(default_factory=dict)  # by part
+    decoder: SampleDecoder | None = None  # decodes the parts in ``extensions``
+
+    def decode(self, fname: str, data: Any) -> Any:
+        try:
+            data = data.as_py() if hasattr(data, "as_py") else data
+        except (ValueError, OverflowError, ImportError) as error:
+            raise DecodeError(f"the value of {fname!r} has no form in Python: {error}") from error
+        extension = self.extensions.get(fname)
+        return data if extension is None or self.decoder is None else self.decoder.decode(extension, data)

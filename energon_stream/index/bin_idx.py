@@ -97,7 +97,7 @@ class BinIdxFormat(FileFormat):
         return {"tokens": np.frombuffer(data, dtype=_DTYPES[file.facts[0]]).copy()}
 
     def decoder(self, options: Mapping[str, Any], limits: Limits) -> FileStoreDecoder:
-        from energon_stream.decode.values import ValueDecoder
+        from energon_stream.decode.sample_decoder import ValueDecoder
 
         return ValueDecoder()
 

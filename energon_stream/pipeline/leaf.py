@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -13,10 +14,11 @@ from energon_stream.index.bad_samples import BadSample, dataset_name
 from energon_stream.index.dataset import DatasetIndex, WebDatasetIndex
 from energon_stream.index.files_index import FilesIndex
 from energon_stream.index.join_index import JoinIndex
+from energon_stream.logs import log_once
 from energon_stream.media import AuxStores
 from energon_stream.pipeline.decode_ahead import AheadParts, Decoding
 from energon_stream.samples import SourceInfo
-from energon_stream.schedule import BlendPlan, LeafPlan, Plan, RepeatPlan
+from energon_stream.schedule import BlendPlan, LeafPlan, Plan, RepeatPlan, leaves, reached_shares
 from energon_stream.urls import shown_url
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from energon_stream.pipeline.node import RestoreKey
     from energon_stream.read.locator import RawSample
     from energon_stream.read.part_ranges import PartSelection
+
+_log = logging.getLogger(__name__)
+_NAMED = 3  # datasets in a warning
 
 
 class SampleBuilder(Protocol):
@@ -174,3 +179,23 @@ def draw_plan(plan: Plan, datasets: Sequence[Leaf]) -> Drawing:
     if isinstance(plan, BlendPlan):
         inner = tuple(box.labelled(f"{weight:g}") for box, weight in zip(inner, plan.weights, strict=False))
     return Drawing("", inner=inner, more=max(0, len(plan.children) - SHOWN))
+
+
+def tell_shares(plan: Plan, datasets: Sequence[Leaf], num_streams: int) -> None:
+    """Log a warning with the shares that are reached, if some are below their weights."""
+    short = []
+    for blend, shares in reached_shares(plan, num_streams):
+        for child, weight, share in zip(blend.children, blend.weights, shares, strict=True):
+            wanted = weight / sum(blend.weights)
+            if share < 0.99 * wanted:
+                path = shown_url(datasets[next(leaves(child)).leaf].index.spec.url)
+                short.append(f"{path} gets {share:.3g} of the draws, where its weight says {wanted:.3g}")
+    if short:
+        log_once(
+            _log,
+            "%d datasets of a blend have fewer samples than the %d streams (workers of all ranks), so that some "
+            "streams cannot draw from them: %s; use fewer ranks and workers, or larger datasets",
+            len(short),
+            num_streams,
+            ", ".join(short[:_NAMED]) + (", …" if len(short) > _NAMED else ""),
+        )

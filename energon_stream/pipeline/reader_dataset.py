@@ -22,12 +22,11 @@ from energon_stream.index.bad_samples import BadSample
 from energon_stream.index.dataset import identity
 from energon_stream.index.entries import OffsetCache
 from energon_stream.index.shard_starts import with_starts
-from energon_stream.pipeline.blend_shares import tell_shares
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.decode_ahead import open_reader
 from energon_stream.pipeline.failure_notes import Named
 from energon_stream.pipeline.failures import DEFAULT_TOLERANCE, FailureGuard
-from energon_stream.pipeline.leaf import Leaf, draw_plan, key_of, place_of
+from energon_stream.pipeline.leaf import Leaf, draw_plan, key_of, place_of, tell_shares
 from energon_stream.pipeline.node import (
     END,
     Context,

@@ -77,8 +77,7 @@ class ParquetFormat(FileFormat):
         return OpenedFile(counts, f"{size}-{digest_hex(footer)}", size, facts)
 
     def decoder(self, options: Mapping[str, Any], limits: Limits) -> FileStoreDecoder:
-        from energon_stream.decode import SampleDecoder
-        from energon_stream.decode.values import ValueDecoder
+        from energon_stream.decode.sample_decoder import SampleDecoder, ValueDecoder
 
         return ValueDecoder(dict(options.get("decode_map") or {}), SampleDecoder(limits=limits))
 

@@ -1,8 +1,7 @@
 """The order of samples: integers only, no I/O, no torch."""
 
 from energon_stream.schedule.check import check_cursor
-from energon_stream.schedule.combine import BlendSchedule
-from energon_stream.schedule.counts import samples_by_leaf
+from energon_stream.schedule.combine import BlendSchedule, samples_by_leaf
 from energon_stream.schedule.grown import (
     EarlierLeaf,
     are_first,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import posixpath
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import xxhash
@@ -59,6 +60,10 @@ class ShardScan:
     remarks: Remarks = field(default_factory=dict)  # what is odd, and no error
     links: dict[str, ByteRange] = field(default_factory=dict)  # what links lead to, by the name of the link
     head: int | None = None  # hash of the first bytes; None if unknown
+
+    def bounds(self) -> Iterator[tuple[int, int]]:
+        """Yield the first byte of each sample, and one past its last."""
+        return pairwise([0, *self.offsets[1:]])
 
     def first_names(self) -> list[str]:
         """Return the name of each sample's first member."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, Generic
 
 from energon_stream.decode import FileStoreDecoder
 from energon_stream.errors import ConfigError
-from energon_stream.pipeline.pack_members import PackedSamplesOutput
-from energon_stream.samples import CrudeSample
 from energon_stream.task.cooking import Cooker
 from energon_stream.task.encoder import T_batch, T_encoded_sample, T_raw_batch, T_sample, TaskEncoder
 from energon_stream.task.packers import LengthPacker
@@ -20,6 +19,11 @@ _BUILDERS = (
     "build_cook_crude_sample",
     "build_encode_sample",
     "build_batch",
+)
+_HOOKS = (
+    *("cook_crude_sample", "encode_sample", "preencode_sample", "postencode_sample"),
+    *("select_samples_to_pack", "select_next_pack", "pack_selected_samples"),
+    *("batch_group_criterion", "batch", "encode_batch"),
 )
 
 
@@ -82,32 +86,16 @@ class AugmentTaskEncoder(
     def _hook_does_nothing(self, hook: str) -> bool:
         return not super()._hook_overridden(hook) and self._task_encoder._hook_does_nothing(hook)
 
-    def cook_crude_sample(self, sample: CrudeSample, cooker: Cooker[Any], aux: Mapping[str, Any]) -> Any:
-        return self._task_encoder.cook_crude_sample(sample, cooker, aux)
 
-    def encode_sample(self, sample: T_sample) -> T_encoded_sample | Iterator[T_encoded_sample]:
-        return self._task_encoder.encode_sample(sample)
+def _of_inner(name: str) -> Callable[..., Any]:
+    """Return a method that calls the inner encoder's hook of a name."""
 
-    def preencode_sample(self, sample: Any) -> Any:
-        return self._task_encoder.preencode_sample(sample)
+    @wraps(getattr(TaskEncoder, name))
+    def call(self: AugmentTaskEncoder[Any, Any, Any, Any], /, *args: Any, **options: Any) -> Any:
+        return getattr(self._task_encoder, name)(*args, **options)
 
-    def postencode_sample(self, sample: Any) -> Any:
-        return self._task_encoder.postencode_sample(sample)
+    return call
 
-    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]] | PackedSamplesOutput[Any]:
-        return self._task_encoder.select_samples_to_pack(samples)
 
-    def select_next_pack(self, samples: Iterator[Any]) -> list[list[Any]] | PackedSamplesOutput[Any]:
-        return self._task_encoder.select_next_pack(samples)
-
-    def pack_selected_samples(self, samples: list[Any]) -> Any:
-        return self._task_encoder.pack_selected_samples(samples)
-
-    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
-        return self._task_encoder.batch_group_criterion(sample)
-
-    def batch(self, samples: list[Any]) -> T_raw_batch:
-        return self._task_encoder.batch(samples)
-
-    def encode_batch(self, batch_data: T_raw_batch) -> T_batch | Iterator[T_batch]:
-        return self._task_encoder.encode_batch(batch_data)
+for _name in _HOOKS:
+    setattr(AugmentTaskEncoder, _name, _of_inner(_name))

@@ -377,8 +377,7 @@ def _copy_shard(specs: Sequence[StoreSpec], target: StoreSpec, task: tuple[int, 
     with local_copy(store, entry) as copy:
         scan = scan_shard(copy.store, entry)
         data = copy.store.get(shard, etag=entry.meta.etag).data
-        bounds = zip([0, *scan.offsets[1:-1]], scan.offsets[1:], strict=True)
-        digests = [digest(data[start:stop]) for start, stop in bounds]
+        digests = [digest(data[start:stop]) for start, stop in scan.bounds()]
         scan.path = path
         put_shard(out, copy.path, ShardRecord(scan, digests), move=False)
 

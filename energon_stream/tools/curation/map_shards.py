@@ -39,12 +39,8 @@ class Shard:
             CorruptTarError: The tar is damaged.
         """
         with local_copy(self.store, self.entry) as copy:
-            scan = scan_shard(copy.store, self.entry)
-            starts = [0, *scan.offsets[1:-1]]
-            places = (
-                SampleRange(self.path, *bounds) for bounds in zip(starts, scan.offsets[1:], strict=True)
-            )
-            yield from read_samples(copy.store, places)
+            bounds = scan_shard(copy.store, self.entry).bounds()
+            yield from read_samples(copy.store, (SampleRange(self.path, *each) for each in bounds))
 
 
 def map_shards(

@@ -98,8 +98,7 @@ class ShardCheck:
         if source.is_local and (task.decodes or task.checksums is not None):
             data = source.get(entry.path, etag=entry.meta.etag).data
             expected = _checksums(task, len(scan.keys))
-            bounds = zip([0, *scan.offsets[1:-1]], scan.offsets[1:], strict=True)
-            for number, (start, stop) in enumerate(bounds):
+            for number, (start, stop) in enumerate(scan.bounds()):
                 samples.check(number, data[start:stop], None if expected is None else expected[number])
         keys = _hashes(scan.keys) if task.count is None else b""
         odd = [*merge_remarks([(task.path, scan.remarks)]), *samples.odd_pictures()]

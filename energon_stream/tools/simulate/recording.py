@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from energon_stream.storage import Body, ByteRange, ListEntry, LocalStore, ObjectMeta, Store, register_store
 from energon_stream.storage.transports import Transport, open_transport
@@ -78,17 +78,8 @@ class _RecordedStore:
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
         return iter(self._log.run(lambda: list(self._store.list(prefix)), lambda _: 0))
 
-    def put(self, path: str, data: bytes) -> None:
-        self._store.put(path, data)
-
-    def put_file(self, path: str, local_path: str, *, move: bool = False) -> None:
-        self._store.put_file(path, local_path, move=move)
-
-    def delete(self, path: str) -> None:
-        self._store.delete(path)
-
-    def close(self) -> None:
-        self._store.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)  # what writes, and ``close``
 
 
 def _size(body: Body) -> int:
@@ -113,4 +104,4 @@ def _open(url: str, options: Mapping[str, Any]) -> Store:
         if is_local(inner)
         else open_transport(inner, options["options"], options["transport"])
     )
-    return _RecordedStore(store, log)
+    return cast("Store", _RecordedStore(store, log))

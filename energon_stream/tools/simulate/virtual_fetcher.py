@@ -147,12 +147,8 @@ class VirtualFetcher(Fetcher):
             self.line.step()
 
     @property
-    def latency(self) -> float:
-        return self._scheduler.latency
-
-    @property
-    def pace(self) -> float:
-        return self._scheduler.pace
+    def scheduler(self) -> RequestScheduler[Any]:
+        return self._scheduler
 
     def clock(self) -> float:
         """Return the virtual time in seconds."""
