@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from energon_stream import errors
 from energon_stream.errors import MissingNameError
 
 ENERGON_VERSION = "7.4.1"
@@ -71,7 +72,9 @@ def home(address: str, name: str) -> tuple[str, str] | None:
         return None
     if name in _homes():
         return _homes()[name]
-    for module in ("energon_stream", "energon_stream.errors", "energon_stream.compat.dataset_classes"):
+    if getattr(vars(errors).get(name), "__module__", None) == errors.__name__:
+        return errors.__name__, name
+    for module in ("energon_stream", "energon_stream.compat.dataset_classes"):
         if name in importlib.import_module(module).__all__:
             return module, name
     return None
