@@ -77,8 +77,8 @@ def decode_record(data: bytes) -> ShardRecord:
             found["keys"],
             np.frombuffer(found["offsets"], dtype="<i8").tolist(),
             [(sample, names[name], start, size) for sample, name, start, size in rows],
-            {oddity: (count, example) for oddity, (count, example) in found.get("remarks", {}).items()},
-            head=found.get("head"),  # earlier versions wrote none
+            {oddity: (count, example) for oddity, (count, example) in found["remarks"].items()},
+            head=found["head"],
         )
         digests = np.frombuffer(found["digests"], dtype="<u8").tolist()
         media: FoundMedia | None = None

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,16 +77,25 @@ def write_shards(
         raise ConfigError(f"{shards} shards of {samples_per_shard} samples", hint="use 1 or more of both")
     paths = []
     for shard in range(shards):
-        path = Path(folder) / name.format(shard)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(path, "w", format=tar_format) as tar:
-            for index in range(shard * samples_per_shard, (shard + 1) * samples_per_shard):
-                for part, content in parts(index).items():
-                    member = tarfile.TarInfo(f"{key.format(index)}.{part}")
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
-        paths.append(path)
+        numbers = range(shard * samples_per_shard, (shard + 1) * samples_per_shard)
+        members = (
+            (f"{key.format(n)}.{part}", content) for n in numbers for part, content in parts(n).items()
+        )
+        paths.append(write_tar(Path(folder) / name.format(shard), members, tar_format))
     return paths
+
+
+def write_tar(
+    path: Path, members: Iterable[tuple[str, bytes]], tar_format: int = tarfile.USTAR_FORMAT
+) -> Path:
+    """Write a tar of files, each a name and bytes, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=tar_format) as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
 
 
 def captioning_dataset(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from energon_stream.imports import of_extra
+from energon_stream.testing.datasets import write_tar
 from energon_stream.testing.media_files import VideoFile
 
 
@@ -20,15 +20,6 @@ def _picture(number: int, mode: str = "RGB", form: str = "JPEG", **options: Any)
     image = Image.new("RGB", (48, 32), (number * 37 % 256, number * 91 % 256, 128))
     image.convert(mode).save(file, form, **options)
     return file.getvalue()
-
-
-def _tar(path: Path, members: Iterable[tuple[str, bytes]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
 
 
 def _table(path: Path, columns: dict[str, list[Any]], rows_per_group: int = 8) -> None:
@@ -60,7 +51,7 @@ def write_like_img2dataset(
                 )
                 parts = {"jpg": jpeg, "json": json.dumps(rows[-1]).encode(), "txt": caption.encode()}
                 members += [(f"{key}.{part}", content) for part, content in parts.items()]
-        _tar(path / f"{shard:05}.tar", members)
+        write_tar(path / f"{shard:05}.tar", members)
         _table(path / f"{shard:05}.parquet", {name: [row[name] for row in rows] for name in rows[0]})
         stats = {"count": len(rows), "successes": sum(row["status"] == "success" for row in rows)}
         (path / f"{shard:05}_stats.json").write_text(json.dumps(stats))
@@ -174,7 +165,7 @@ def _nemotron_vlm_v2(path: Path) -> None:
         lines.append(json.dumps({"id": f"table-{number}", "messages": messages}) + "\n")
     for shard in range(2):
         names = [(f"train/png/{n}.png", _picture(n, form="PNG")) for n in range(shard * 12, shard * 12 + 12)]
-        _tar(subset / f"media/shard_{shard:06}.tar", names)
+        write_tar(subset / f"media/shard_{shard:06}.tar", names)
     prepare_dataset(str(subset / "media"), split_ratio=(1, 0, 0))
     (subset / "sparsetables.jsonl").write_text("".join(lines))
 

@@ -67,13 +67,17 @@ class Dealer:
 
     def check(self, counts: Mapping[str, int], where: str) -> None:
         """Raise ConfigError if a split part with a share has no samples."""
-        empty = [name for name in self._asked if not counts.get(name)]
-        if empty:
-            raise ConfigError(
-                f"{' and '.join(empty)} would be empty: {sum(counts.values())} samples are too few for these shares",
-                where=where,
-                hint="give a larger share, or the share 0, for example --split-ratio 8,1,1 or 9,1,0",
-            )
+        check_filled({name: counts.get(name, 0) for name in self._asked}, where)
+
+
+def check_filled(counts: Mapping[str, int], where: str) -> None:
+    """Raise ConfigError if a split part, of those that have a share, would have no samples."""
+    if empty := [name for name, count in counts.items() if not count]:
+        raise ConfigError(
+            f"{' and '.join(empty)} would be empty: {sum(counts.values())} samples are too few for these shares",
+            where=where,
+            hint="give a larger share, or the share 0, for example --split-ratio 8,1,1 or 9,1,0",
+        )
 
 
 def _bounds(weights: Sequence[int], number: int) -> list[int]:

@@ -52,24 +52,14 @@ _TEXT = frozenset({
 })  # fmt: skip
 
 
-def extension(part: str) -> str:
-    """Return the last extension of a part's name, in small letters.
-
-    Example:
-        >>> extension("left.JPG")
-        'jpg'
-    """
-    return part.rpartition(".")[2].lower()
-
-
 def kind_of(part: str) -> Kind:
     """Return the form in which a part is shown.
 
     Example:
-        >>> [kind_of(name).value for name in ("jpg", "a.json", "mp4", "svg", "npy")]
+        >>> [kind_of(name).value for name in ("left.JPG", "a.json", "mp4", "svg", "npy")]
         ['image', 'json', 'video', 'text', 'other']
     """
-    name = extension(part)
+    name = part.rpartition(".")[2].lower()
     if name in IMAGE_EXTENSIONS:
         return Kind.IMAGE
     if name in PLAYED:
@@ -86,7 +76,7 @@ def media_type(part: str) -> str:
         >>> media_type("mp3"), media_type("svg"), media_type("html")
         ('audio/mpeg', 'application/octet-stream', 'application/octet-stream')
     """
-    return PLAYED.get(extension(part), DOWNLOAD)
+    return PLAYED.get(part.rpartition(".")[2].lower(), DOWNLOAD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from energon_stream.rng import derive_key
 from energon_stream.storage import ListEntry, Store, StoreSpec
 from energon_stream.tar.scan import scan_shard
 from energon_stream.tools.shard_copies import SampleRange, check_outside, local_copy, read_samples
+from energon_stream.write.dealing import check_filled
 from energon_stream.write.finish import publish_shards
 from energon_stream.write.journal import WRITING, PartArguments, resume_part, save_part
 from energon_stream.write.shard_writer import ShardWriter, existing_metadata, put_shard
@@ -293,15 +294,8 @@ def _by_ratio(
     }
     order = np.sort(np.concatenate([*draws.values()]))
     ends = np.rint(np.cumsum([*ratio.values()]) / sum(ratio.values()) * len(order)).astype(np.int64)
-    empty = [
-        name for name, count in zip(ratio, np.diff(ends, prepend=0), strict=True) if not count and ratio[name]
-    ]
-    if empty:
-        raise ConfigError(
-            f"{' and '.join(empty)} would be empty: {len(order)} samples are too few for these shares",
-            where=metadata.url,
-            hint="give a larger share",
-        )
+    counts = zip(ratio, np.diff(ends, prepend=0).tolist(), strict=True)
+    check_filled({name: count for name, count in counts if ratio[name]}, metadata.url)
     bounds = np.where(ends > 0, order[ends - 1], -1.0)
     found: dict[str, dict[str, Int64Array]] = {name: {} for name in ratio}
     for shard, drawn in draws.items():

@@ -160,7 +160,7 @@ def bench(
     }
     if not all(values.values()) or not seconds > 0:
         raise ConfigError(f"nothing to try: {values} in {seconds} s", hint="give one value of each or more")
-    each = seconds / sum(1 for _ in sweep(values, lambda setting: 0.0))
+    each = seconds / sum(1 for _ in try_settings(values, lambda setting: 0.0))
     runs: list[BenchRun] = []
 
     def measure(setting: Setting) -> float:
@@ -170,7 +170,7 @@ def bench(
             on_run(run)
         return run.samples_per_second
 
-    for _ in sweep(values, measure):
+    for _ in try_settings(values, measure):
         pass
     return BenchReport(strip_credentials(url), tuple(runs))
 
@@ -181,7 +181,9 @@ def processors() -> list[int]:
     return [0, *itertools.takewhile(lambda count: count <= most, (1 << power for power in range(10)))]
 
 
-def sweep(values: Mapping[str, tuple[int, ...]], measure: Callable[[Setting], float]) -> Iterator[Setting]:
+def try_settings(
+    values: Mapping[str, tuple[int, ...]], measure: Callable[[Setting], float]
+) -> Iterator[Setting]:
     """Measure settings, one value changed at a time; yield each that was measured."""
     start = {name: _usual(name, tried) for name, tried in values.items()}
     best = Setting(**start)

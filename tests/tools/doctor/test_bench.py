@@ -25,7 +25,7 @@ from energon_stream.tools.doctor.measure import (
     page,
     processors,
     save_picture,
-    sweep,
+    try_settings,
 )
 
 ORDER = {"shuffle_buffer_size": 20, "max_samples_per_sequence": 10}
@@ -55,11 +55,11 @@ def test_each_value_is_tried_once_and_the_best_is_kept(workers, in_flight, sizes
         speeds[setting] = draw.uniform(1, 100)
         return speeds[setting]
 
-    settings = list(sweep(values, measure))
+    settings = list(try_settings(values, measure))
     assert len(settings) == sum(map(len, values.values())) - 2
     for name, tried in values.items():
         assert {getattr(setting, name) for setting in settings} == set(tried)
-    assert len(settings) == len(list(sweep(values, lambda setting: 0.0)))
+    assert len(settings) == len(list(try_settings(values, lambda setting: 0.0)))
 
 
 def test_the_defaults_stay_unless_another_is_clearly_faster():
