@@ -15,6 +15,7 @@ from energon_stream.logs import log_once
 from energon_stream.media import Lazy
 from energon_stream.samples import METADATA_FIELDS, batch_metadata
 from energon_stream.samples.encoded_images import EncodedImages
+from energon_stream.samples.sample import CrudeBatch, CrudeSample, with_same_parts
 from energon_stream.samples.tensors import is_namedtuple, pad_concat, pad_stack, stack
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ else:
 _log = logging.getLogger(__name__)
 
 _MIXED = "samples of several types (%s) make a list and no batch: encode_sample can make one type of them"
+_MOST_KEYS = 1000
+"""Keys of JSON objects that are filled where they are absent; objects by number of a thing have more."""
 Join = Callable[[str | None, list[Any]], Any]
 """Joins the values of one field, called with the field's name (None if it has none) and the values."""
 
@@ -100,8 +103,10 @@ def generic_batch(batch: Sequence[Any]) -> Any:
     the same type. Everything else becomes a list. Metadata fields (``__key__``, …) follow
     :func:`batch_metadata`.
 
+    A part that only some crude samples have is None for the others, and so is a key of dicts within a field.
+
     Raises:
-        SampleError: Tensors of one field cannot be stacked, or dicts have different keys.
+        SampleError: Tensors of one field cannot be stacked, or dicts of the program have different keys.
 
     Example:
         >>> import torch
@@ -114,7 +119,7 @@ def generic_batch(batch: Sequence[Any]) -> Any:
     kinds = sorted({type(sample).__name__ for sample in batch})
     if len(kinds) > 1 and (isinstance(batch[0], dict) or dataclasses.is_dataclass(batch[0])):
         log_once(_log, _MIXED, ", ".join(kinds))
-    return _batch_values(None, list(batch))
+    return batch_values(None, list(with_same_parts(batch)))
 
 
 def generic_concat(batch: Sequence[Any]) -> Any:
@@ -155,14 +160,19 @@ def homogeneous_concat_mix(samples: Sequence[Any]) -> Any:
     return generic_concat(samples)
 
 
-def _batch_values(name: str | None, values: list[Any]) -> Any:
+def batch_values(name: str | None, values: list[Any]) -> Any:
+    """Batch the values of a field, or whole samples, whose name is None."""
     if name in METADATA_FIELDS:
         return batch_metadata(name, values)
     if all(isinstance(value, torch.Tensor) for value in values):
         return pad_stack(values)
     if all(isinstance(value, EncodedImages) for value in values):
         return EncodedImages.joined(values)
-    return _by_field(values, _batch_values)
+    if name is not None and all(isinstance(value, dict) for value in values):  # as JSON has them
+        keys = dict.fromkeys(key for value in values for key in value)
+        if len(keys) <= max(_MOST_KEYS, len(values[0])):
+            values = [{key: value.get(key) for key in keys} for value in values]
+    return _by_field(values, batch_values)
 
 
 def _concat_values(name: str | None, values: list[Any]) -> Any:
@@ -192,7 +202,9 @@ def _by_field(values: list[Any], join: Join) -> Any:
                 f"dicts with different keys cannot be joined: some have {sorted(map(str, some))}, others not",
                 hint="give all samples the same keys in encode_sample or a cooker, or name a sample_type",
             )
-        return {key: join(key, [value[key] for value in values]) for key in first}
+        fields = {key: join(key, [value[key] for value in values]) for key in first}
+        short = isinstance(first, CrudeSample | CrudeBatch) and conventions() == "own"
+        return CrudeBatch(fields) if short else fields
     if is_namedtuple(first):
         columns = zip(first._fields, zip(*values, strict=True), strict=True)
         return type(first)(*(join(name, list(column)) for name, column in columns))

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from functools import cache
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, dataclass_transform, overload
 
 from energon_stream.errors import ConfigError
-from energon_stream.printable import described
+from energon_stream.logs import log_once
+from energon_stream.printable import described, printable_line
 from energon_stream.samples.tensors import map_tensors
 
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+_ABSENT = "not all samples of a batch have %s: the batch has a list of such a part, with None for the others"
 _HIDDEN = ("__restore_key__", "__subflavors__", "__sources__")
 """Fields that are not printed."""
 _WIDTH, _COMMA = 79, ",\n  "
@@ -110,6 +117,17 @@ def without_tags(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def _beginning(value: Any) -> str:
+    return described(value, items=3, characters=40)
+
+
+def _in_lines(begin: str, shown: list[str], end: str) -> str:
+    text = f"{begin}{', '.join(shown)}{end}"
+    if len(text) > _WIDTH:
+        text = f"{begin}{_COMMA.join(shown)}{end}"
+    return "\n".join(line if len(line) <= _WIDTH else f"{line[:_WIDTH]}…" for line in text.split("\n"))
+
+
 class Shown:
     """Base of samples and batches, which print their key, forms of tensors, and beginnings of texts.
 
@@ -141,11 +159,8 @@ class Shown:
 
     def __repr__(self) -> str:
         kept = [entry.name for entry in dataclasses.fields(self) if entry.repr and entry.name not in _HIDDEN]  # type: ignore[arg-type]
-        shown = [f"{name}={described(getattr(self, name), items=3, characters=40)}" for name in kept]
-        text = f"{type(self).__name__}({', '.join(shown)})"
-        if len(text) > _WIDTH:
-            text = f"{type(self).__name__}({_COMMA.join(shown)})"
-        return "\n".join(line if len(line) <= _WIDTH else f"{line[:_WIDTH]}…" for line in text.split("\n"))
+        shown = [f"{name}={_beginning(getattr(self, name))}" for name in kept]
+        return _in_lines(f"{type(self).__name__}(", shown, ")")
 
 
 @edataclass
@@ -212,7 +227,38 @@ class Sample(Shown):
 _FROM_PRIMARY = ("__key__", "__restore_key__", "__subflavors__")
 
 
-class CrudeSample(dict[str, Any]):
+class _ShownDict(dict[str, Any]):
+    """Base of crude samples and batches, which print in few lines, as others do."""
+
+    def __repr__(self) -> str:
+        shown = [f"{name!r}: {_beginning(value)}" for name, value in dict.items(self) if name not in _HIDDEN]
+        return _in_lines("{", shown, "}")
+
+
+class CrudeBatch(_ShownDict):
+    """A batch of crude samples: a dict, also to functions of PyTorch that map trees of tensors."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if torch := sys.modules.get("torch"):
+            _tell_torch(torch)
+        return super().__new__(cls, *args, **kwargs)
+
+
+@cache
+def _tell_torch(torch: ModuleType) -> None:
+    tree = torch.utils._pytree
+    tree.register_pytree_node(
+        CrudeBatch,
+        lambda batch: ([*batch.values()], [*batch]),
+        lambda values, names: CrudeBatch(zip(names, values, strict=True)),
+        serialized_type_name=f"{CrudeBatch.__module__}.{CrudeBatch.__qualname__}",
+        to_dumpable_context=list,
+        from_dumpable_context=list,
+        flatten_with_keys_fn=lambda batch: ([(tree.MappingKey(k), v) for k, v in batch.items()], [*batch]),
+    )
+
+
+class CrudeSample(_ShownDict):
     """A sample without a type: a dict of its decoded parts, with ``__key__``, ``__shard__``,
     ``__restore_key__``, ``__subflavors__`` and ``__sources__``.
 
@@ -255,3 +301,22 @@ class CrudeSample(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (dict(self),), {"refused": dict(self.refused)} if self.refused else None
+
+
+def with_same_parts(samples: Sequence[T]) -> Sequence[T]:
+    """Give crude samples None for parts that only others of them have. Samples of other kinds stay.
+
+    Example:
+        >>> with_same_parts([CrudeSample(txt="a"), CrudeSample(txt="b", jpg=1)])[0]
+        {'txt': 'a', 'jpg': None}
+    """
+    if not all(isinstance(sample, CrudeSample) for sample in samples):
+        return samples
+    rows: Any = samples
+    if all(row.keys() == rows[0].keys() for row in rows):
+        return samples
+    names = dict.fromkeys(name for row in rows for name in row)
+    some = [name for name in names if not all(dict.__contains__(row, name) for row in rows)]
+    log_once(_log, _ABSENT, ", ".join(map(printable_line, some)))
+    filled: Any = [CrudeSample({name: dict.get(row, name) for name in names}) for row in rows]
+    return filled  # type: ignore[no-any-return]

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from energon_stream.errors import ConfigError, SampleError
-from energon_stream.pipeline.collate import batch_list, generic_batch
-from energon_stream.samples import METADATA_FIELDS, batch_metadata
-from energon_stream.samples.sample import fields_of
+from energon_stream.pipeline.collate import batch_list, batch_values, generic_batch
+from energon_stream.samples import METADATA_FIELDS
+from energon_stream.samples.sample import fields_of, with_same_parts
 from energon_stream.samples.tensors import is_namedtuple
 
 _REQUIRED = object()
@@ -98,6 +98,7 @@ def batch_samples(
         raise SampleError("a sample is None", hint="return it from encode_sample, or raise SkipSample there")
     if result_type is None and not actions:
         return generic_batch(samples)
+    samples = with_same_parts(samples)
     columns = _columns(samples)
     unknown = [name for name in actions or {} if name not in columns]
     if unknown:
@@ -134,6 +135,6 @@ def _columns(samples: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _batch_column(name: str, column: list[Any]) -> Any:
-    if name in METADATA_FIELDS:
-        return batch_metadata(name, column)
-    return batch_list(column) if _is_metadata(name) else generic_batch(column)
+    if _is_metadata(name) and name not in METADATA_FIELDS:
+        return batch_list(column)
+    return batch_values(name, column)

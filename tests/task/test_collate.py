@@ -1,5 +1,8 @@
+import copy
 import datetime
 import io
+import json
+import pickle
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -10,7 +13,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_map_only, treespec_dumps
 
+from energon_stream import DefaultTaskEncoder
+from energon_stream.conventions import CONVENTIONS_VARIABLE
 from energon_stream.errors import ConfigError, SampleError
 from energon_stream.media import NoCachePool
 from energon_stream.media.av import AVDecoder
@@ -24,7 +30,7 @@ from energon_stream.pipeline.collate import (
     generic_concat,
     homogeneous_concat_mix,
 )
-from energon_stream.samples import CaptioningSample, SourceInfo
+from energon_stream.samples import CaptioningSample, CrudeSample, SourceInfo
 
 
 class Point(NamedTuple):
@@ -134,3 +140,40 @@ def test_objects_without_fields_are_listed_as_they_are(make):
 def test_dicts_with_different_keys_say_which():
     with pytest.raises(SampleError, match=r"some have \['png', 'txt'\], others not"):
         generic_batch([{"jpg": 1, "txt": "a"}, {"jpg": 2}, {"jpg": 3, "png": 4, "txt": "b"}])
+
+
+def test_a_part_that_some_crude_samples_lack_is_none_for_them(caplog):
+    """Rows with and without a picture, as public tables of conversations have them."""
+    rows = [
+        {"json": {"id": 1, "turns": []}},
+        {"png": torch.ones(3), "json": {"id": 2, "turns": [], "of": {"a": 3}}},
+    ]
+    samples = [CrudeSample(row, __key__=str(number)) for number, row in enumerate(rows)]
+    expected = {"id": [1, 2], "turns": [[], []], "of": [None, {"a": 3}]}
+    for _ in range(2):
+        batch = generic_batch(samples)
+    assert [record.getMessage()[:45] for record in caplog.records] == [
+        "not all samples of a batch have png: the batc"
+    ]
+    assert (batch["json"], batch["__key__"], batch["png"][0]) == (expected, ["0", "1"], None)
+    assert batch["png"][1] is samples[1]["png"]
+    assert DefaultTaskEncoder(batch_type=dict).batch(samples)["json"] == expected
+    assert "png" not in generic_batch(samples[:1])
+    by_number = [CrudeSample(json={str(n): n for n in range(k, k + 800)}) for k in (0, 800)]
+    with pytest.raises(SampleError, match="different keys"):
+        generic_batch(by_number)
+
+
+def test_a_batch_of_crude_samples_is_a_dict_to_other_programs(monkeypatch):
+    batch = generic_batch([CrudeSample(__key__=str(n), jpg=torch.ones(n, 2), txt="a") for n in (1, 2)])
+    plain = dict(batch)
+    for copied in (pickle.loads(pickle.dumps(batch)), copy.copy(batch), batch):
+        assert (type(copied), [*copied]) == (type(batch), ["__key__", "jpg", "txt"])
+        doubled = tree_map_only(torch.Tensor, lambda tensor: tensor * 2, copied)
+        assert torch.equal(doubled["jpg"], plain["jpg"] * 2)
+    assert [path for path, _ in tree_flatten_with_path(batch)[0]] == [
+        p for p, _ in tree_flatten_with_path(plain)[0]
+    ]
+    assert json.loads(treespec_dumps(tree_flatten(batch)[1]))
+    monkeypatch.setenv(CONVENTIONS_VARIABLE, "energon")
+    assert type(generic_batch([CrudeSample(txt="a")])) is dict

@@ -19,7 +19,7 @@ from energon_stream import (
     get_train_dataset,
 )
 from energon_stream.printable import described
-from energon_stream.testing.datasets import prepared_captioning_dataset
+from energon_stream.testing.datasets import captioning_dataset, prepared_captioning_dataset
 
 
 @edataclass
@@ -64,6 +64,16 @@ def test_small_samples_print_in_a_line():
     batch = Own(__key__=["a"], __restore_key__=(), values=torch.zeros(2, 2))
     assert repr(batch) == "Own(__key__=['a'], values=Tensor(shape=(2, 2), dtype=torch.float32))"
     assert repr(Custom(__key__="a", __restore_key__=(), label=3)) == "mine"
+
+
+def test_crude_samples_and_their_batches_print_forms_and_beginnings(tmp_path):
+    captioning_dataset(tmp_path, shards=2, samples_per_shard=16)
+    for size, form in ((None, "(3, 12, 16)"), (8, "(8, 3, 12, 16)")):
+        options = {"batch_size": size, "worker_config": WorkerConfig(0, 1, 0), "sample_type": "CrudeSample"}
+        lines = repr(next(iter(get_loader(get_train_dataset(tmp_path, **options))))).splitlines()
+        assert f"'jpg': Tensor(shape={form}, dtype=torch.float32)" in "".join(lines)
+        assert len(lines) <= 5
+        assert max(map(len, lines)) <= 80
 
 
 def test_the_type_with_most_fields_takes_12_lines():
