@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from energon_stream.cli.options import COUNT, NUMBER, flag, json_option, option
+from energon_stream.cli.options import COUNT, NUMBER, ExistingPath, flag, json_option, option
 from energon_stream.cli.terminal import emit, wants_json
 from energon_stream.errors import ConfigError
 from energon_stream.printable import counted
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("analyze-debug")
-@click.argument("log_paths", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.argument("log_paths", nargs=-1, type=ExistingPath())
 @option("--heatmap-path", default="heatmap.png", type=click.Path(dir_okay=False, path_type=Path))
 @option("--heatmap-steps", default=1000, type=COUNT)
 @option("--heatmap-samples", default=1000, type=COUNT)

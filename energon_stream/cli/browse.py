@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from energon_stream.cli.options import NUMBER, option
 from energon_stream.cli.recorded_run import find_packing
@@ -36,7 +37,7 @@ def browse(
     options of the training say which samples a step has.
     """
     from energon_stream.tools.browse import serving
-    from energon_stream.tools.browse.training import Run
+    from energon_stream.tools.browse.training import Run, StepFinder
 
     find_packing(options)
     if step is not None:
@@ -44,6 +45,11 @@ def browse(
     of_run = {name: options.pop(name) for name in _OF_RUN}
     names = {name: options.pop(name) for name in ("split_config", "dataset_config")}
     run = Run(step, batch_size or _BATCH_SIZE, **of_run, options=options)
+    source = click.get_current_context().get_parameter_source
+    if any(
+        source(name) == ParameterSource.COMMANDLINE for name in (*_OF_RUN, *options, "step", "batch_size")
+    ):
+        StepFinder(path, {**options, "storage_options": storage_options, **names}).open(run)  # or say why not
     with serving(path, port=port, run=run, storage_options=storage_options, **names) as served:
         document = {"url": served.url, "port": served.port, "token": served.token}
         emit(document, lambda: echo(f"{path} is shown at {served.url}"), lambda: echo(_NOTE))

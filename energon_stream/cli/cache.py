@@ -20,7 +20,7 @@ from energon_stream.cli.options import (
     show_size,
 )
 from energon_stream.cli.terminal import echo, emit
-from energon_stream.errors import ConfigError, StorageError
+from energon_stream.errors import ConfigError, ObjectNotFoundError, StorageError
 from energon_stream.printable import counted
 from energon_stream.progress import Progress
 
@@ -34,7 +34,7 @@ def _open(cache_dir: str | None) -> CacheDirectory:
 
     directory = CacheDirectory(require_cache(cache_dir).directory)
     if not directory.exists():
-        raise ConfigError("there is no cache here", where=directory.directory, hint="Check the path.")
+        raise ObjectNotFoundError("there is no cache here", where=directory.directory, hint="check the path")
     return directory
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from energon_stream.cli.options import COUNT, json_option, option
+from energon_stream.cli.options import COUNT, ExistingPath, json_option, option
 from energon_stream.cli.terminal import echo, echo_text, emit
 from energon_stream.errors import StateMismatchError
 
@@ -26,7 +26,7 @@ def checkpoint() -> None:
     """
 
 
-_FILES = click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+_FILES = click.argument("files", nargs=-1, required=True, type=ExistingPath())
 
 
 @checkpoint.command()

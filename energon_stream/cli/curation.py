@@ -187,5 +187,5 @@ def _pairs(what: str, texts: tuple[str, ...] | list[str]) -> dict[str, str]:
 def _lines(file: str) -> list[str]:
     try:
         return [line for line in Path(file).read_text().splitlines() if line]
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"the list of keys cannot be read: {error}", where=file) from error

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from functools import partial, wraps
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,7 @@ from click.shell_completion import CompletionItem
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.cli.terminal import note_json
 from energon_stream.cli.words import text_of
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, ObjectNotFoundError
 from energon_stream.quantities import parse_count, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -92,6 +93,21 @@ seed_option = option("--seed", default=0)
 _path = partial(
     click.argument, "path", shell_complete=lambda ctx, option, value: [CompletionItem(value, type="file")]
 )
+
+
+class ExistingPath(click.Path):
+    """A path on this machine. Nothing there is a failure, as with other paths, and no wrong command line."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path: Path = super().convert(value, param, ctx)
+        if not path.exists() and not (ctx and ctx.resilient_parsing):
+            raise ObjectNotFoundError("no such file or folder", where=str(path), hint="check the path")
+        return path
+
+
 path_argument, optional_path = _path(), _path(required=False)
 
 

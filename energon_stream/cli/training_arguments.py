@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,13 @@ from energon_stream.errors import ConfigError
 if TYPE_CHECKING:
     from energon_stream.worker import WorkerConfig
 
+
+def _subset(text: str) -> list[int | str]:
+    if not re.fullmatch(r"[\d.]+%,[\d.]+%|\d+,(\d+|end)", text):
+        raise ConfigError(f"--subset is {text!r:.80}", hint="Give a range: 10%,50% or 0,1000 or 1000,end.")
+    return [int(end) if end.isdecimal() else end for end in text.split(",")]
+
+
 order_options = option_group(
     optional_path,
     run_option,
@@ -47,7 +55,7 @@ order_options = option_group(
     option(
         "--subset",
         metavar="FIRST,LAST",
-        callback=parsed(lambda text: [int(end) if end.isdecimal() else end for end in text.split(",")]),
+        callback=parsed(_subset),
     ),
     split_config_option,
     dataset_config_option,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, ObjectNotFoundError
 
 
 class Visit(NamedTuple):
@@ -48,11 +48,14 @@ class DebugLogs:
 
 
 def find_logs(paths: Iterable[Path]) -> list[Path]:
-    """Return the given files, and the ``.jsonl`` files in the given folders. Raises ConfigError if none."""
+    """Return the given files, and the ``.jsonl`` files in the given folders.
+
+    Raises ObjectNotFoundError if there are none, ConfigError if no path is given.
+    """
     named = list(paths)
     found = [file for path in named for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
     if not found:
-        raise ConfigError(
+        raise (ObjectNotFoundError if named else ConfigError)(
             "no log files found",
             where=", ".join(map(str, named)) or None,
             hint="name files, or folders with .jsonl files, that worker_debug_path named",

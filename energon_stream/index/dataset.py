@@ -212,9 +212,9 @@ def open_webdataset(
 ) -> WebDatasetIndex:
     """Open one split part of a prepared dataset.
 
-    In ``.nv-meta``, the file ``split_config`` has the shards of each split part, and ``dataset_config``,
-    which may be absent, the sample type. Raises ConfigError if there is no such split part, EmptyDatasetError
-    if it has no samples, and the errors of :func:`read_metadata`.
+    In ``.nv-meta``, the file ``split_config`` has the shards of each split part, and ``dataset_config``
+    the sample type; ``dataset.yaml`` may be absent. Raises ConfigError if there is no such split part,
+    EmptyDatasetError if it has no samples, and the errors of :func:`read_metadata`.
     """
     metadata = read_metadata(
         spec, split_config=split_config, dataset_config=dataset_config, with_sizes=True, limits=limits
@@ -236,8 +236,9 @@ def read_metadata(
     have published the dataset between the two requests. ``with_sizes`` keeps the sizes of the samples, too,
     if the dataset is remote. ``limits`` None stands for those of the environment.
 
-    Raises ObjectNotFoundError if there is no such folder or bucket, NotPreparedError without ``.nv-meta`` or
-    split file, MetadataError for a wrong form or file name, and LimitError for a file that is too large.
+    Raises ObjectNotFoundError if there is no such folder, bucket or named file, NotPreparedError without
+    ``.nv-meta`` or split file, MetadataError for a wrong form or file name, and LimitError for a file that is
+    too large.
     """
     for name in (split_config, dataset_config):
         if "/" in name or name in ("", ".", ".."):
@@ -270,6 +271,9 @@ def _read_files(
         info, split = (path if path in found else older[path] for path in (info, split))
     if info not in found:
         raise _missing_info(store)
+    for path, name in ((split, wanted), (config, config)):
+        if path not in found and name.rpartition("/")[2] not in (SPLIT_CONFIG, DATASET_CONFIG):
+            raise ObjectNotFoundError("no such file", where=f"{store.url}/{name}", hint="check its name")
     if split not in found:
         raise _not_prepared(f"{wanted} not found", store)
     counts = parse_info(found[info].data, f"{store.url}/{info}", limits)

@@ -184,7 +184,7 @@ def test_lines_that_were_cut_are_counted(two_ranks, analyze):
 
 
 def test_without_logs(tmp_path, analyze):
-    assert "no log files found" in analyze(tmp_path, code=2)[0]
+    assert "no log files found" in analyze(tmp_path, code=1)[0]
     assert "no log files found" in analyze(code=2)[0]
 
 

@@ -25,11 +25,12 @@ WRONG = [
     *("prepare tars --non-interactive", "prepare tars --non-interactive --split-ratio 8,1", f"{PREPARE} --part 9"),
     *(f"{PREPARE} --sample-type nonsense", f"{PREPARE} --sample-type TextSample --field-map nonsense"),
     *(f"{PREPARE} --sample-type TextSample --field-map -1", f"{PREPARE} --sample-type TextSample --field-map {{\"a\":1}}"),
-    *(f"{PREPARE} --ray-address a --skip-dataset-yaml"),
+    f"{PREPARE} --ray-address a --skip-dataset-yaml",
     *("prepare-media data", "cost data --name x", "cost data --name -1 --function builtins:len"),
     *("cost data --name x --function nonsense", "cost data --name x --from-media -1", "cost data --name x --column a --table b --function c:d"),
-    *("table data --name x", "table data --remove -1", "table data --remove nonsense", "top nowhere --once", "checkpoint info nowhere", "preview data --split-part nonsense", "preview tars --storage-option a"),
-    *("lint data --split-part nonsense", "lint data --part 9", "lint data --ray-address a", "lint data --dataset-config nonsense"),
+    *("table data --name x", "table data --remove -1", "table data --remove nonsense", "preview data --split-part nonsense", "preview tars --storage-option a"),
+    *("lint data --split-part nonsense", "lint data --part 9", "lint data --ray-address a", "analyze-debug"),
+    *("browse data --subset nonsense", "browse data --split-part nonsense", "browse data --rank 1"),
     *("diff data data --ray-address a", "merge data new --ray-address a", "split data a=new --ratio nonsense"),
     *("split data a=new b=new2 --ratio a=1,c=1", "split data a=new --rest a", "split data a=new", "split data new --ratio new=1"),
     *("sample data new", "sample data new --count 1 --share 0.5", "sample data new --count 1 --max-size 0"),
@@ -44,11 +45,23 @@ WRONG = [
     *("cache ls", "cache clear", "cache stats", "when data", "which data", "which data --step a"),
 ]  # fmt: skip
 FAILED = [
-    *("info nowhere", "lint nowhere", "preview nowhere", "diff data nowhere", "convert nowhere new"),
-    *("merge nowhere new", "prepare nowhere --non-interactive --split-ratio 1,0,0 --skip-dataset-yaml"),
-    *("plan nowhere --batch-size 1 --steps 1", "which data --step 1", "bench data --run nowhere"),
-    *("info data --split-config nonsense", f"{PREPARE} --skip-dataset-yaml --append", "convert photos new --key nonsense"),
+    *("diff data nowhere", "which data --step 1", "bench data --run nowhere", "lint nowhere/a.tar"),
+    *(f"{PREPARE} --skip-dataset-yaml --append", "convert photos new --key nonsense", "analyze-debug tars"),
+    *("info data --split-config nonsense", "info data --dataset-config nonsense", "lint data --dataset-config nonsense"),
+    *("cost data --name x --column a --table nowhere", "split data a=new --keys a=nowhere", "sample data new --keys nowhere"),
+    *("convert photos.jsonl new --file file --files-root nowhere", "table data --name x nowhere.csv", "demo-data tars/data-000000.tar"),
 ]  # fmt: skip
+NOWHERE = {
+    "checkpoint redist": "nowhere new --new-world-size 1", "convert": "nowhere new", "cost": "nowhere --name x --column a",
+    "diff": "nowhere data", "merge": "nowhere new", "mount": "nowhere new", "prepare": "nowhere --non-interactive --split-ratio 1,0,0 --skip-dataset-yaml",
+    "prepare-media": "nowhere --media-metadata-by-header", "repair": "nowhere new", "sample": "nowhere new --count 1",
+    "split": "nowhere a=new --ratio a=1", "table": "nowhere --name x --media", "top": "nowhere --once", "when": "nowhere --sample a",
+    "which": "nowhere --step 0", "bench": "nowhere --batch-size 1 --seconds 0.01", "browse": "nowhere",
+    **{f"cache {name}": "--cache-dir nowhere" for name in ("clear", "ls", "stats", "verify")},
+    **dict.fromkeys(("analyze-debug", "checkpoint info", "doctor", "info", "lint", "preview"), "nowhere"),
+    **dict.fromkeys(("explain", "plan", "prewarm", "simulate"), "nowhere --batch-size 1 --steps 1 --cache-dir new"),
+}  # fmt: skip
+"""The arguments of each command that reads a path, with one at which nothing is."""
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +71,7 @@ def place(tmp_path_factory):
     captioning_dataset(place / "tars", shards=1, samples_per_shard=2)
     (place / "photos").mkdir()
     (place / "photos" / "a.txt").write_text("a")
+    (place / "photos.jsonl").write_text('{"file": "a.jpg"}')
     return place
 
 
@@ -106,6 +120,23 @@ def test_values_that_cannot_work_are_a_wrong_line(place, monkeypatch, line):
     assert not check(place, monkeypatch, line, 2)
 
 
+@pytest.mark.parametrize(
+    "name", sorted({*map(" ".join, COMMANDS)} - {"cache path", "completion", "demo-data"})
+)
+def test_a_path_at_which_nothing_is_is_a_failure_of_each_command(place, monkeypatch, name):
+    line = f"{name} {NOWHERE[name]}"
+    if "--cache-dir" not in {
+        option for param in COMMANDS[(*name.split(" "),)].params for option in param.opts
+    }:
+        line = line.removesuffix(" --cache-dir new")
+    line = line.replace(" --steps", " --count") if name == "simulate" else line
+    if name == "doctor":  # which says what it found, as where it goes on
+        monkeypatch.chdir(place)
+        assert run(line).exit_code == 1
+        return
+    assert not check(place, monkeypatch, line, 1)
+
+
 @pytest.mark.parametrize("line", FAILED)
 def test_what_is_not_there_is_a_failure(place, monkeypatch, line):
     check(place, monkeypatch, line, 1)
@@ -113,4 +144,5 @@ def test_what_is_not_there_is_a_failure(place, monkeypatch, line):
 
 def test_the_other_command_has_the_same_rule(place, monkeypatch):
     check(place, monkeypatch, "lint data --split-part nonsense", 2, energon)
-    check(place, monkeypatch, "info nowhere", 1, energon)
+    for line in ("info nowhere", "analyze-debug nowhere", "checkpoint info nowhere"):
+        check(place, monkeypatch, line, 1, energon)

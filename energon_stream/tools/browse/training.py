@@ -97,16 +97,20 @@ class StepFinder:
 
     def find(self, run: Run) -> list[tuple[DatasetIndex, int]]:
         """Return the samples of a step: the dataset of each, and its number there."""
+        dataset = self.open(run)
+        refs = samples_of_step(dataset, run.step or 0, run.batch_size)
+        pairs = zip(refs.leaf.tolist(), refs.index.tolist(), strict=True)
+        return [(dataset.leaves[leaf].index, sample) for leaf, sample in pairs]
+
+    def open(self, run: Run) -> ReaderDataset:
+        """Open the dataset as the training does, or raise what that raises."""
         streams = max(run.num_streams, run.world_size * max(1, run.num_workers))
         if streams > _MOST_STREAMS:
             raise ConfigError(f"{streams:,} streams are too many to plan", hint=f"at most {_MOST_STREAMS:,}")
         names = ("rank", "world_size", "num_workers", "seed_offset", "num_streams")
         config = WorkerConfig(**{name: getattr(run, name) for name in names})
         order = {name: run.options[name] for name in _ORDER if name in run.options}
-        dataset = self._opened(config, run.batch_size, **order)
-        refs = samples_of_step(dataset, run.step or 0, run.batch_size)
-        pairs = zip(refs.leaf.tolist(), refs.index.tolist(), strict=True)
-        return [(dataset.leaves[leaf].index, sample) for leaf, sample in pairs]
+        return self._opened(config, run.batch_size, **order)
 
     def _open(self, config: WorkerConfig, batch_size: int, **order: int | None) -> ReaderDataset:
         options = {"batch_size": batch_size, **self._options, **order}

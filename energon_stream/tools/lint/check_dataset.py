@@ -160,8 +160,6 @@ def _find(
         if split_parts is not None:
             raise ConfigError("tars that are not prepared have no split parts", where=url)
         return _CheckedDataset(spec, url, None, [ShardTask(path, None) for path in paths], {_PLAIN: paths})
-    if metadata.dataset_yaml is None and dataset_config != DATASET_CONFIG:
-        raise ConfigError(f"the dataset has no {dataset_config}", where=metadata.url)
     check_tars(spec.url, metadata.shard_counts)
     store = spec.open()
     found = _CheckedDataset(spec, store.url, metadata)

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, ObjectNotFoundError, StorageError
 from energon_stream.loader.observe.metrics import HISTORY, STATS_DIR, SUFFIX
 from energon_stream.loader.observe.pack_balance import Balance, PackStep, balance_of
 from energon_stream.printable import counted, printable_line
@@ -156,7 +156,7 @@ def read_board(folder: str | os.PathLike[str]) -> Board:
     """Return the loaders that write their statistics to a folder. Files that make no sense are left out.
 
     Raises:
-        ConfigError: The folder cannot be read.
+        StorageError: The folder is not there, or cannot be read.
 
     Example:
         >>> import tempfile
@@ -166,10 +166,11 @@ def read_board(folder: str | os.PathLike[str]) -> Board:
     """
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
+    except FileNotFoundError as error:
+        raise ObjectNotFoundError("no such folder", where=os.fspath(folder), hint="check the path") from error
     except OSError as error:
-        raise ConfigError(
-            f"{os.fspath(folder)} cannot be read: {error.strerror}", hint="give an existing folder"
-        ) from error
+        what = f"the folder cannot be read: {error.strerror}"
+        raise StorageError(what, where=os.fspath(folder), hint="give a folder") from error
     found = (_read(Path(folder) / name, time.time()) for name in names)
     rows = sorted((row for row in found if row is not None), key=lambda row: (row.rank, row.host, row.pid))
     ended = tuple(row for row in rows if _has_ended(row))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.cli.main import main
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, ObjectNotFoundError
 from energon_stream.loader.observe import metrics as publish
 from energon_stream.loader.observe.metrics import STATS_DIR, SUFFIX
 from energon_stream.testing.datasets import prepared_binary_dataset
@@ -253,7 +253,7 @@ def test_wrong_use_is_an_error(tmp_path, monkeypatch):
     monkeypatch.delenv(STATS_DIR, raising=False)
     with pytest.raises(ConfigError, match=STATS_DIR):
         find_folder(None)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ObjectNotFoundError, match="no such folder"):
         read_board(tmp_path / "nothing")
     shown = CliRunner().invoke(main, ["top", str(tmp_path), "--web", "--json"])
     assert shown.exit_code != 0
