@@ -115,13 +115,7 @@ def _document(plan: ConvertPlan, sample_type: str | None, field_map: str | None)
 
     if sample_type is None:
         return dict(guess_dataset_yaml({tuple(sorted(_parts_of(sample))) for sample in plan.preview}))
-    document = chosen_dataset_yaml(sample_type, field_map, plan.part_names)
-    if "sample_loader" in document:
-        raise ConfigError(
-            "--field-map is missing",
-            hint=f"--sample-type needs it. The parts are {', '.join(plan.part_names)}.",
-        )
-    return document
+    return chosen_dataset_yaml(sample_type, field_map, plan.part_names)
 
 
 def _parts_of(sample: dict[str, Any]) -> list[str]:

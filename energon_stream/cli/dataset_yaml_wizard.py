@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import click
 
 from energon_stream.cli.options import parse_ratio
-from energon_stream.cli.terminal import echo, echo_text
+from energon_stream.cli.terminal import echo, echo_text, wants_json
 from energon_stream.config.fields import parse_field_map, parts_of
 from energon_stream.config.sample_types import SAMPLE_TYPES, check_fields
 from energon_stream.errors import ConfigError, EnergonStreamError, MetadataError
@@ -101,15 +101,17 @@ def check_parts(field_map: Mapping[str, Any], parts: Collection[str], where: str
             )
 
 
-def chosen_dataset_yaml(sample_type: str, field_map: str | None, parts: Collection[str]) -> dict[str, Any]:
+def chosen_dataset_yaml(
+    sample_type: str, field_map: str | None, parts: Collection[str], wizard: Wizard | None = None
+) -> dict[str, Any]:
     """Return the content of ``dataset.yaml`` for the values of ``--sample-type`` and ``--field-map``.
 
-    Raises ConfigError if the field map is not JSON, has unknown fields or lacks some, or names parts that the
-    tars do not have.
+    Without a field map, the names of the parts say it, or the wizard asks. Raises ConfigError if neither can,
+    or if the field map is not JSON, has unknown fields or lacks some, or names parts that the tars lack.
     """
     name = find_sample_type(sample_type)
     if field_map is None:
-        return dataset_yaml(name, None)
+        return dataset_yaml(name, None if name == CRUDE else _found_field_map(name, parts, wizard))
     if name == CRUDE:
         raise ConfigError("a crude dataset has no fields", hint="Leave out --field-map.")
     try:
@@ -122,6 +124,27 @@ def chosen_dataset_yaml(sample_type: str, field_map: str | None, parts: Collecti
     except MetadataError as error:
         raise ConfigError(error.what, where=error.where, hint=error.hint) from error
     return dataset_yaml(name, mapping)
+
+
+def _found_field_map(name: str, parts: Collection[str], wizard: Wizard | None) -> dict[str, str]:
+    from energon_stream.write.guess import guess_field_map
+    from energon_stream.write.typed_samples import FIELD_MAPS
+
+    usual = FIELD_MAPS.get(name, {})
+    fields = {field.name: field.required or field.name in usual for field in sample_fields(name)}
+    found, missing = guess_field_map(fields, parts)
+    if not missing:
+        echo(
+            f"Fields: {', '.join(f'{field} from {part}' for field, part in found.items())}.", err=wants_json()
+        )
+        return found
+    if wizard is not None:
+        return wizard.field_map(name, parts)
+    example = json.dumps({**found, **{field: f"json[{field}]" for field in missing}})
+    raise ConfigError(
+        f"--field-map is missing: no part says that it is the field {' or '.join(map(repr, missing))} of {name}",
+        hint=f"Give it, such as --field-map '{example}'. The parts are {', '.join([*parts][:12])}.",
+    )
 
 
 def dataset_yaml(sample_type: str, field_map: Mapping[str, str] | None) -> dict[str, Any]:
@@ -159,7 +182,7 @@ class Wizard:
         sample_type, field_map = self._sample_type(), None
         question = "Set a simple field_map [Y], or write your own sample_loader [n]? [Y/n]"
         if sample_type != CRUDE and self._confirm(question):
-            field_map = self._field_map(sample_type, parts)
+            field_map = self.field_map(sample_type, parts)
         return dataset_yaml(sample_type, field_map)
 
     def _sample_type(self) -> str:
@@ -177,7 +200,8 @@ class Wizard:
             except ConfigError as error:
                 echo_text(error)
 
-    def _field_map(self, sample_type: str, parts: Collection[str]) -> dict[str, str]:
+    def field_map(self, sample_type: str, parts: Collection[str]) -> dict[str, str]:
+        """Ask for the part of each field."""
         click.echo(
             "Name the part of each field. Also: json[field][field], or jpg,png for the first that exists."
         )

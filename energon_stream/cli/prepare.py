@@ -130,13 +130,14 @@ def prepare(
     if options["split_patterns"] and options["split_ratio"]:
         raise ConfigError("both --split-pattern and --split-ratio are given", hint="Give one of them.")
     store = StoreSpec(path, storage_options).open()
-    if find_files(list(store.list()), store.url):
+    if files := find_files(list(store.list()), store.url):
         wizard = None if non_interactive or wants_json() else Wizard()
         options["force"] |= _may_overwrite(store, wizard)
         if options["split_ratio"] is None and options["split_patterns"] is None:
             options["split_ratio"] = _required(wizard, "--split-ratio or --split-pattern").ratio()
         if sample_type is not None:
-            options["dataset_yaml"] = _document(None, sample_type, field_map, [])
+            columns = _shown_columns(f"{store.url}/{files[0]}", storage_options)
+            options["dataset_yaml"] = _document(wizard, sample_type, field_map, columns)
         with Progress(unit="file", enabled=progress) as shown:
             report = prepare_dataset(path, progress=shown.reach, **options)
         emit({"samples": report.num_samples, **asdict(report)}, lambda: _show(report), _show_done)
@@ -241,6 +242,21 @@ def _shown_parts(store: Store, entries: Sequence[ListEntry]) -> list[str]:
     return sorted(parts)
 
 
+def _shown_columns(url: str, storage_options: dict[str, Any] | None) -> list[str]:
+    """Return the parts of the first sample of a file."""
+    from energon_stream.config import get_val_dataset
+    from energon_stream.index.file_format import find_format
+    from energon_stream.worker import WorkerConfig
+
+    if (format := find_format(url)) is not None and not format.may_be_typed:
+        raise ConfigError(f"samples of {format.suffix} files have no type", hint="Leave out --sample-type.")
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    dataset = get_val_dataset(
+        url, split_part="train", batch_size=None, worker_config=config, storage_options=storage_options
+    )
+    return [part for part in next(iter(dataset)) if not part.startswith("__")]
+
+
 def _required(wizard: Wizard | None, option: str) -> Wizard:
     if wizard is None:
         raise ConfigError(f"{option} is missing", hint="--non-interactive needs it.")
@@ -266,7 +282,7 @@ def _document(
 
     if sample_type is None:
         return _required(wizard, "--sample-type or --skip-dataset-yaml").dataset_yaml(parts)
-    return chosen_dataset_yaml(sample_type, field_map, parts)
+    return chosen_dataset_yaml(sample_type, field_map, parts, wizard)
 
 
 def _write_sample_loader(store: Store, document: dict[str, Any], report: PrepareReport) -> None:

@@ -9,11 +9,17 @@ from typing import Any
 
 from energon_stream.write.columns import ColumnMap, PartFrom
 from energon_stream.write.finish import CRUDE
-from energon_stream.write.part_values import AUTO, IMAGES, extension, is_file_path, value_extension
+from energon_stream.write.part_values import AUTO, IMAGES, VIDEOS, extension, is_file_path, value_extension
 from energon_stream.write.sources.source import KEY, Row
 from energon_stream.write.typed_samples import FIELD_MAPS
 
 _TEXTS = ("caption", "text", "txt")
+_USUAL: Mapping[str, Collection[str]] = {
+    **{field: (part,) for fields in FIELD_MAPS.values() for field, part in fields.items()},
+    "image": IMAGES,
+    "video": VIDEOS,
+    "label_name": ("class.txt",),
+}
 _LABELS = ("label", "cls", "class", "class_id", "target")
 
 
@@ -80,6 +86,25 @@ def _unique(parts: Sequence[PartFrom]) -> Iterator[PartFrom]:
         if kinds.count(part.part) > 1 and part.how != "object":
             part = replace(part, part=f"{re.sub(r'[^a-zA-Z0-9_-]', '_', part.columns[0])}.{part.part}")
         yield part
+
+
+def guess_field_map(fields: Mapping[str, bool], parts: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Return parts for the fields of a sample type, and the fields that need one and have none.
+
+    ``fields`` says of each whether it needs one. A field's part has its name, also before an extension, or
+    else is what the library writes for such a field.
+
+    Example:
+        >>> guess_field_map({"image": True, "label": False, "context": True}, ["jpg", "png", "cls", "json"])
+        ({'image': 'jpg,png', 'label': 'cls'}, ['context'])
+    """
+    found = {}
+    for name in fields:
+        own = sorted(part for part in parts if name in (part.lower(), part.lower().rpartition(".")[0]))
+        usual = sorted(part for part in parts if part.lower() in _USUAL.get(name, ()))
+        if len(own) == 1 or (usual and not own):
+            found[name] = ",".join(own or usual)
+    return found, [name for name, is_needed in fields.items() if is_needed and name not in found]
 
 
 def guess_dataset_yaml(shapes: Collection[tuple[str, ...]]) -> Mapping[str, Any]:

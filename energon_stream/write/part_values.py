@@ -29,9 +29,9 @@ AUTO = "auto"
 """Part of a column whose extension is found out for each value."""
 
 IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif"})
-_VIDEOS = frozenset({"mp4", "avi", "mov", "webm", "mkv"})
+VIDEOS = frozenset({"mp4", "avi", "mov", "webm", "mkv"})
 _SOUNDS = frozenset({"mp3", "wav", "flac", "ogg", "opus", "m4a", "aac"})
-MEDIA = IMAGES | _VIDEOS | _SOUNDS
+MEDIA = IMAGES | VIDEOS | _SOUNDS
 _DOCUMENTS = frozenset({"pdf", "txt", "json", "npy", "npz", "pt", "html", "xml", "svg"})
 _FILES = MEDIA | _DOCUMENTS
 _OPTIONS: Mapping[Any, Any] = {"JPEG": {"quality": 95}, "WEBP": {"lossless": True, "exact": True}}

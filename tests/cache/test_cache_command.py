@@ -75,7 +75,7 @@ def test_stats(run, config, cache, filled, monkeypatch):
 
 def test_a_cache_that_is_not_there(run, tmp_path):
     for command in ("ls", "stats", "verify", "clear"):
-        assert "there is no cache" in run(command, "--cache-dir", str(tmp_path / "nothing"), status=2)
+        assert "there is no cache" in run(command, "--cache-dir", str(tmp_path / "nothing"), status=1)
     assert not (tmp_path / "nothing").exists()
 
 

@@ -1,10 +1,12 @@
 """The command line: the literal answers of the tutorials, options, errors, exit status."""
 
 import shutil
+from itertools import islice
 
 import pytest
 from click.testing import CliRunner
 
+from energon_stream import WorkerConfig, get_loader, get_train_dataset
 from energon_stream.cli.main import main
 from energon_stream.index.yaml_io import load_yaml
 from energon_stream.testing.datasets import captioning_dataset, prepared_captioning_dataset
@@ -106,6 +108,42 @@ def test_other_ways_through_the_wizard(copied, answers, expected):
         assert not functions["part_filter"]("png")
 
 
+def test_a_type_without_a_field_map_gets_the_parts_that_say_their_fields(copied):
+    how = [*NON_INTERACTIVE, "--force-overwrite", "--sample-type"]
+    result = run("prepare", copied / "jpg", *how, "CaptioningSample")
+    assert (result.exit_code, "Fields: image from jpg, caption from txt." in result.output) == (0, True), (
+        result.output
+    )
+    assert document(copied / "jpg")["field_map"] == {"image": "jpg", "caption": "txt"}
+    options = {"worker_config": WorkerConfig(0, 1, 0), "batch_size": 2}
+    (batch,) = islice(get_loader(get_train_dataset(copied / "jpg", **options)), 1)
+    assert (type(batch).__name__, type(batch.caption[0])) == ("CaptioningSample", str)
+    assert run("prepare", copied / "jpg", *how, "CrudeSample").exit_code == 0
+    asked = run(
+        "prepare", copied / "jpg", "--sample-type", "VQASample", answers=["y", "8,1,1", "jpg", "txt", "", ""]
+    )
+    assert asked.exit_code == 0, asked.output
+    assert document(copied / "jpg")["field_map"] == {"image": "jpg", "context": "txt"}
+
+
+def test_types_of_columns(tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"id": [1, 2], "text": ["a", "b"]}), tmp_path / "a.parquet")
+    how = ["--non-interactive", "--split-ratio", "1,0,0", "--force-overwrite", "--sample-type"]
+    for more in ((), ("--field-map", '{"text": "text"}')):
+        result = run("prepare", tmp_path, *how, "TextSample", *more)
+        assert result.exit_code == 0, result.output
+        assert document(tmp_path)["field_map"] == {"text": "text"}
+    assert (
+        "They have: id, text"
+        in run("prepare", tmp_path, *how, "TextSample", "--field-map", '{"text": "txt"}').stderr
+    )
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.jsonl").write_text('{"text": "a"}')
+    refused = run("prepare", tmp_path / "lines", *how, "TextSample")
+    assert (refused.exit_code, "have no type" in refused.stderr) == (2, True)
+
+
 def test_without_questions(copied, s3_server, tmp_bucket):
     s3_server.upload_folder(copied / "png", f"{tmp_bucket}/d")
     options = [
@@ -137,6 +175,11 @@ def test_without_questions(copied, s3_server, tmp_bucket):
         (["--non-interactive"], "--split-ratio or --split-pattern is missing"),
         (NON_INTERACTIVE, "--sample-type or --skip-dataset-yaml is missing"),
         ([*NON_INTERACTIVE, "--sample-type", "CaptionSample"], "id you mean 'CaptioningSample'"),
+        ([*NON_INTERACTIVE, "--sample-type", "VQASample"], '{"image": "jpg", "context": "json[context]"}'),
+        (
+            [*NON_INTERACTIVE, "--sample-type", "ImageClassificationSample"],
+            "no part says that it is the field 'label'",
+        ),
         ([*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", '{"image": "gif"}'], "'gif'"),
         (
             [*NON_INTERACTIVE, "--sample-type", "CaptioningSample", "--field-map", '{"image": "jpg"}'],
