@@ -12,16 +12,19 @@ from energon_stream.errors import MissingPackageError
 
 @contextmanager
 def of_extra(extra: str | None) -> Iterator[None]:
-    """Raise MissingPackageError if a package of an extra cannot be imported in this block."""
+    """Raise MissingPackageError if a package of an extra cannot be imported in this block.
+
+    It may be broken, as torchvision beside another PyTorch than its own. The error names its cause then.
+    """
     try:
         yield
-    except ImportError as error:
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
         if extra is None:
             raise
-        raise MissingPackageError(
-            f"{error.name or 'a package'} cannot be imported: {error}",
-            hint=f"run `pip install 'energon-stream[{extra}]'`",
-        ) from error
+        hint, name = f"run `pip install 'energon-stream[{extra}]'`", getattr(error, "name", None)
+        if not isinstance(error, ModuleNotFoundError):
+            hint += f", in a virtual environment of its own if packages disagree: {error}"
+        raise MissingPackageError(f"{name or 'a package'} cannot be imported: {error}", hint=hint) from error
 
 
 class LazyModule:

@@ -77,13 +77,19 @@ def test_it_is_the_same_everywhere_and_stays_as_it_is(folder, tmp_path):
     assert (tmp_path / "data/mix.yaml").read_bytes() == (folder / "mix.yaml").read_bytes()
 
 
-def test_what_needs_a_missing_package_is_left_out_and_named(tmp_path, monkeypatch):
+def test_what_needs_a_missing_or_broken_package_is_left_out_and_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    datasets = json.loads(demo_data(tmp_path, "--json"))["datasets"]
+    broken = tmp_path / "streaming.py"  # which imports torchvision, beside another PyTorch than torchvision's
+    broken.write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "streaming", raising=False)
+    datasets = json.loads(demo_data(tmp_path / "data", "--json"))["datasets"]
     missing = {Path(data["path"]).name: data["missing"] for data in datasets if data["missing"]}
     assert missing["photos.parquet"] == "run `pip install 'energon-stream[parquet]'`"
-    assert not (tmp_path / "photos.parquet").exists()
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    assert missing["photos-mds"].startswith("run `pip install 'energon-stream[mds]'`")
+    assert missing["photos-mds"].endswith(": operator torchvision::nms does not exist")
+    assert not {path.name for path in (tmp_path / "data").iterdir()} & {"photos.parquet", "photos-mds"}
+    assert not [path for path in (tmp_path / "data").iterdir() if path.name.startswith(".")]
 
 
 def test_serve_prints_what_another_client_needs(folder, tmp_path, monkeypatch):

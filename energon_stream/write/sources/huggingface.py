@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import xxhash
 
 from energon_stream.errors import ConfigError
+from energon_stream.imports import of_extra
 from energon_stream.urls import is_local, local_path
 from energon_stream.write.sources.parquet import BATCH_ROWS, table_rows
 from energon_stream.write.sources.source import (
@@ -20,7 +21,6 @@ from energon_stream.write.sources.source import (
     Source,
     changed,
     named_source_errors,
-    package,
 )
 
 _ROWS = 2000
@@ -77,7 +77,7 @@ class HuggingFaceSource(Source):
 
 @lru_cache(maxsize=2)
 def _open(source: HuggingFaceSource) -> Any:
-    with package("huggingface"):
+    with of_extra("huggingface"):
         import datasets
     url, split = source.spec.url, source.split
     options = dict(source.spec.storage_options or {})

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from energon_stream.errors import SourceError
+from energon_stream.imports import of_extra
 from energon_stream.storage.in_order import stream_object
 from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import local_path
@@ -23,7 +24,6 @@ from energon_stream.write.sources.source import (
     Section,
     Source,
     named_source_errors,
-    package,
     unchanged,
 )
 
@@ -64,7 +64,7 @@ class LitDataSource(Source):
 
     def rows(self, section: Section, first: int, columns: Collection[str] | None) -> Iterator[Row]:
         os.environ.setdefault("LITDATA_DISABLE_VERSION_CHECK", "1")  # it would ask the network for each chunk
-        with package("litdata"):
+        with of_extra("litdata"):
             from litdata import StreamingDataset
         with unchanged(self.spec, section) as store, temporary_folder(self.tmp_path) as temporary:
             # A folder of one chunk, so that litdata never removes what it takes for its cache.

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from energon_stream.errors import SourceError, UntrustedPickleError
+from energon_stream.imports import of_extra
 from energon_stream.storage import Store
 from energon_stream.storage.in_order import stream_object
 from energon_stream.temporary_folders import temporary_folder
@@ -21,7 +22,6 @@ from energon_stream.write.sources.source import (
     Section,
     Source,
     named_source_errors,
-    package,
     unchanged,
 )
 
@@ -51,7 +51,7 @@ class MdsSource(Source):
         return found
 
     def rows(self, section: Section, first: int, columns: Collection[str] | None) -> Iterator[Row]:
-        with package("mds"):
+        with of_extra("mds"):
             from streaming.base.compression import decompress
             from streaming.base.format import reader_from_json
             from streaming.base.format.mds.encodings import mds_decode

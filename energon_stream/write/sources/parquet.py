@@ -8,10 +8,11 @@ from decimal import Decimal
 from itertools import accumulate
 from typing import Any, ClassVar
 
+from energon_stream.imports import of_extra
 from energon_stream.media.ranged_file import open_once
 from energon_stream.media.seekable import StoreFile
 from energon_stream.storage import ListEntry, Store
-from energon_stream.write.sources.source import Row, Section, TableSource, named_source_errors, package
+from energon_stream.write.sources.source import Row, Section, TableSource, named_source_errors
 
 _BUFFER = 4 << 20
 BATCH_ROWS = 16  # that are taken from Arrow at a time: media are large
@@ -52,7 +53,7 @@ class ParquetSource(TableSource):
 
 
 def _open(store: Store, entry: ListEntry) -> Any:
-    with package("parquet"):
+    with of_extra("parquet"):
         from pyarrow.parquet import ParquetFile
     file = StoreFile(store, entry.path, entry.meta.size, entry.meta.etag)
     return ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from energon_stream.errors import (
     ConfigError,
     EnergonStreamError,
-    MissingPackageError,
     ObjectChangedError,
     ObjectNotFoundError,
     SourceError,
@@ -222,18 +221,6 @@ def changed(where: str) -> ObjectChangedError:
         where=where,
         hint="convert a copy that nobody writes to, to a new folder",
     )
-
-
-@contextmanager
-def package(name: str) -> Iterator[None]:
-    """Import a package that reads a format. Raises MissingPackageError if it cannot be imported."""
-    try:
-        yield
-    except (ImportError, RuntimeError, OSError) as error:
-        raise MissingPackageError(
-            f"{name} cannot be imported: {error}",
-            hint=f"run `pip install 'energon-stream[{name}]'`; it may need a virtual environment of its own",
-        ) from error
 
 
 @contextmanager
