@@ -156,6 +156,11 @@ def _flags_of(group: click.Group, ctx: click.Context) -> dict[str, str]:
 _ARGUMENT = r"[a-z_]+=(?:'[^']*'(?: or '[^']*')?|\[[^]]*\]|\w*\([^)]*\)|[\w…-]*)"
 
 
+def _as_options(match: re.Match[str]) -> str:
+    pairs = re.findall(r"'(\w+)': ([^,]+)", match[2])
+    return " ".join(f"{match[1]} {name}={value.replace('True', 'true')}" for name, value in pairs)
+
+
 def in_flags(text: str, flags: dict[str, str]) -> str:
     """Replace arguments of Python functions by flags: ``force=True``, ``split_config=``, ``cache_dir``.
 
@@ -167,7 +172,8 @@ def in_flags(text: str, flags: dict[str, str]) -> str:
     text = re.sub(rf"\b([Pp]ass {_ARGUMENT}(?:(?:, | and ){_ARGUMENT})*)", r"\1 in Python", text)
     # A word without "_" may be plain English.
     whole = rf"(?<![\w./-])({names})(?![\w./=-])"
-    return re.sub(whole, lambda match: flags[match[1]] if "_" in match[1] else match[1], text)
+    text = re.sub(whole, lambda match: flags[match[1]] if "_" in match[1] else match[1], text)
+    return re.sub(r"(--[\w-]*storage-option) ?\{([^{}]*)\}", _as_options, text)
 
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}

@@ -102,7 +102,7 @@ class ExistingPath(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path: Path = super().convert(value, param, ctx)
+        path = Path(str(super().convert(value, param, ctx)))
         if not path.exists() and not (ctx and ctx.resilient_parsing):
             raise ObjectNotFoundError("no such file or folder", where=str(path), hint="check the path")
         return path

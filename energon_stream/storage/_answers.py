@@ -182,6 +182,6 @@ class RemoteStore:
     def _no_credentials(self, path: str, what: str) -> AccessDeniedError:
         hint = (
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (other stores: their variables), or pass "
-            "storage_options={'key': …, 'secret': …}, or {'anon': True} for public data"
+            "storage_options={'key': …, 'secret': …}, or storage_options={'anon': True} for public data"
         )
         return self._error(AccessDeniedError, path, what, hint)

@@ -111,13 +111,18 @@ def test_suggestions_are_commands(typed):
         ("pass verify='sampled', which reads", "pass verify='sampled' in Python, which reads"),
         ("bypass x=1", "bypass x=1"),
         (
+            "pass storage_options={'key': …, 'secret': …}, or storage_options={'anon': True} for",
+            "pass --storage-option key=… --storage-option secret=…, or --storage-option anon=true for",
+        ),
+        (
             "give force=[COLUMN]; else force=3, force=",
             "give --force-overwrite COLUMN; else --force-overwrite 3, --force-overwrite",
         ),
     ],
 )
 def test_remedies_of_python_say_so(text, shown):
-    assert in_flags(text, {"force": "--force-overwrite"}) == shown
+    flags = {"force": "--force-overwrite", "key": "--key", "storage_options": "--storage-option"}
+    assert in_flags(text, flags) == shown
 
 
 def test_tars_that_are_not_prepared(tmp_path):
