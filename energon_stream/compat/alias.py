@@ -217,7 +217,7 @@ def _fill(module: ModuleType, address: str) -> None:
     names, below = offered(address), {child.rpartition(".")[2]: child for child in children(address)}
 
     def load(name: str) -> Any:
-        if name.startswith("_"):
+        if name.startswith("__"):
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         if name in below and name not in names:
             return importlib.import_module(f"{ROOT}.{below[name]}")

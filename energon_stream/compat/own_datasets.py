@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import gc
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
 
 from energon_stream.compat.draws import Savable
 from energon_stream.compat.sample_helpers import get_sample_restore_key
+from energon_stream.imports import LazyModule
 from energon_stream.pipeline import SavableDataset
 from energon_stream.pipeline.node import RestoreKey
 from energon_stream.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = LazyModule("torch")
 
 T = TypeVar("T")
 
@@ -137,7 +145,13 @@ class SampleIndex(Savable):
         self.current_idx = state or 0
 
 
+def init_worker(seed_per_worker: Sequence[int], worker_id: int) -> None:
+    """Seed the global generators of a worker: a ``worker_init_fn`` of torch's loader, without the first argument."""
+    seed = seed_per_worker[worker_id]
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def gc_init_worker(worker_id: int) -> None:
-    """Freeze the objects that exist, so that the garbage collector of a worker leaves them alone."""
-    gc.collect()
-    gc.freeze()
+    """Do nothing: a ``worker_init_fn`` of torch's loader. ``GcDataset`` says when a worker collects."""

@@ -68,6 +68,7 @@ class LoaderPosition(NamedTuple):
             note,
             options.decode_threads,
             before if rotation.passes == number else 0,
+            of_loader=True,
         )
 
 

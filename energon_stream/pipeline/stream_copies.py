@@ -114,11 +114,11 @@ def inputs_of(dataset: Any) -> tuple[Any, ...]:
 def sources_of(dataset: Any) -> list[Any]:
     """Return the inputs, and last the object as the operator that its class derives from, if any."""
     of_class = type(dataset).make_node
-    above = next(cls for cls in type(dataset).__mro__ if getattr(cls, "make_node", None) is not of_class)
+    above = next(cls for cls in type(dataset).__mro__ if getattr(cls, "make_node", of_class) is not of_class)
     if getattr(above, "node_type", None) is None:
         return [*dataset.inputs]
-    parent = copy.copy(dataset)
-    parent.__class__ = above
+    parent = object.__new__(above)  # not by __class__, which cannot be assigned where classes are mixed in
+    vars(parent).update(vars(dataset))
     return [*dataset.inputs, parent]
 
 
@@ -173,6 +173,8 @@ def copy_for_stream(dataset: Any, context: Context, places: Sequence[Place] = ()
 
     vars(made).update({name: copied(name, value) for name, value in vars(dataset).items()})
     vars(made)[INPUTS] = inputs
+    if len(inputs) > several:  # the library's operators call it at the end of __init__ in Megatron-Energon
+        made.reset_state_own()
     return made, inputs
 
 

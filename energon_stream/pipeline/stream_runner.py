@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from energon_stream.imports import LazyModule
 from energon_stream.pipeline.decode_ahead import DecodeThreads
 from energon_stream.pipeline.failure_notes import Failures
 from energon_stream.pipeline.failures import check_pass
@@ -15,11 +16,14 @@ from energon_stream.plugins import debug_log
 from energon_stream.schedule.saved import reading
 
 if TYPE_CHECKING:
+    import torch
+
     from energon_stream.index.bad_samples import BadSample
     from energon_stream.pipeline.pack_keys import PackPlan
     from energon_stream.read.consume import ReaderGroup
     from energon_stream.schedule import WeightChange
-
+else:
+    torch = LazyModule("torch")
 
 BAD_SAMPLES: Final = "__bad_samples__"
 """Attribute of an error that ended a step: the samples that had failed."""
@@ -137,7 +141,8 @@ def with_restore_key(value: Any, key: RestoreKey) -> Any:
 class StreamRunner:
     """Runs some streams of a dataset in rotation.
 
-    ``changes`` are weights that the program set, ``resumed`` as in :class:`Context`.
+    ``changes`` are weights that the program set, ``resumed`` as in :class:`Context`. With ``of_loader``, values
+    are what a loader returns: by Megatron-Energon's conventions, those that are no dataclass are converted.
     """
 
     def __init__(
@@ -150,10 +155,12 @@ class StreamRunner:
         take_note: TakeNote | None = None,
         decode_threads: int = 0,
         resumed: int = 0,
+        of_loader: bool = False,
     ) -> None:
         self._decode_threads = DecodeThreads(decode_threads, len(streams)) if decode_threads else None
         self._take_note = take_note
         self._config = dataset.worker_config
+        self._converts = of_loader and self._config.conventions == "energon"
         self.rotation: Rotation = rotation or Rotation.start(dataset, streams)
         self._nodes: dict[int, Node] = {}
         self._batches: dict[int, int] = {}
@@ -220,6 +227,8 @@ class StreamRunner:
         value = with_restore_key(item.value, ("Stream", stream, item.key))
         if self._log is not None:
             self._log.write(stream, batches, value)
+        if self._converts:
+            value = torch.utils.data.default_convert(value)  # arrays are tensors, and tuples lists
         state = node.state()
         note = None if self._take_note is None else self._take_note(stream, item.key, state)
         packing = self._failures.packing

@@ -22,8 +22,7 @@ _MISSING: Any = object()
 
 
 def _flat_sources(values: list[Any]) -> Any:
-    found = [source for value in values for source in value or ()]
-    return (found if conventions() == "energon" else tuple(found)) or None
+    return tuple(source for value in values for source in value or ()) or None
 
 
 _METADATA: dict[str, Callable[[list[Any]], Any]] = {
@@ -38,8 +37,11 @@ METADATA_FIELDS = tuple(_METADATA)
 
 
 def batch_metadata(name: str, values: list[Any]) -> Any:
-    """Batch a metadata field: keys and subflavors become lists, restore keys a tuple, sources a flat one."""
-    return _METADATA[name](values)
+    """Batch a metadata field: keys and subflavors become lists, restore keys a tuple, sources a flat one.
+
+    By Megatron-Energon's conventions, sources become a list of those of each sample.
+    """
+    return values if name == "__sources__" and conventions() == "energon" else _METADATA[name](values)
 
 
 @edataclass
@@ -50,7 +52,7 @@ class Batch(Shown):
         __key__: Keys of the samples.
         __restore_key__: Key from which the batch can be made again; the library fills it in.
         __subflavors__: Subflavors of each sample.
-        __sources__: Sources of all samples, in one flat tuple; a list by Megatron-Energon's conventions.
+        __sources__: Sources of all samples, in one flat tuple.
 
     Example:
         >>> import torch

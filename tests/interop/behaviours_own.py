@@ -3,19 +3,26 @@
 See ``behaviours.py``. The classes are modelled on those of public programs.
 """
 
+import collections
 import copy
 import dataclasses
+import gc
 import itertools
 import pickle
 import random
 
+import numpy as np
+import torch
 from behaviours_common import CONFIG, case, more, run_cases, texts, train, validate
 from megatron.energon import (
     Batch,
+    BatchDataset,
     BlendDataset,
     DefaultTaskEncoder,
+    FilterDataset,
     LimitDataset,
     MapDataset,
+    PackingDataset,
     RepeatDataset,
     Sample,
     SavableDataset,
@@ -26,10 +33,13 @@ from megatron.energon import (
     get_savable_loader,
     get_val_dataset,
     homogeneous_concat_mix,
+    stateless,
 )
 from megatron.energon.rng import WorkerRng
+from megatron.energon.savable_loader import _init_worker
 from megatron.energon.wrappers.base import BaseWrapperDataset, SampleIndex
 from megatron.energon.wrappers.buffer import SavableSampleBuffer
+from megatron.energon.wrappers.gc_dataset import gc_init_worker
 
 
 class SortedPool(SavableDataset):
@@ -532,6 +542,178 @@ def pool_in_an_encoder():
             sorted({text for batch in batches for text in batch}),
         ]
     return found
+
+
+class Counting:
+    """Numbers what an operator of the library yields, beside the state of the operator."""
+
+    def reset_state_own(self):
+        super().reset_state_own()
+        self.made = 0
+
+    def __iter__(self):
+        for sample in super().__iter__():
+            self.made += 1
+            yield TextSample.derive_from(sample, text=f"{self.made}. {sample.text}")
+
+
+def counting(kind):
+    fields = (*kind._savable_fields, "made")
+    return type(f"Counting{kind.__name__}", (Counting, kind), {"_savable_fields": fields})
+
+
+def _join(samples):
+    return TextSample.derive_from(samples[0], text="+".join(sample.text for sample in samples))
+
+
+def _twice(sample):
+    yield from (sample, sample)
+
+
+def _of_counting(kind):
+    options, inner = {"worker_config": CONFIG}, validate(texts)
+    if kind is PackingDataset:
+        options |= {"buffer_size": 5, "final_packer": _join, "final_packer_stateless": True}
+        options |= {"pre_packer": lambda samples: [samples[:3], samples[3:]] if samples[3:] else [samples]}
+        return counting(kind)(inner, **options)
+    if kind is BatchDataset:
+        return counting(kind)(inner, batch_size=5, batcher=_join, **options)
+    arguments = {
+        FilterDataset: {"filter_fn": lambda sample: sample.text[-1] != "3"},
+        LimitDataset: {"length": 7},
+        MapDataset: {"map_fn": _twice},
+        RepeatDataset: {"repeats": 2},
+    }
+    return counting(kind)(inner, **arguments[kind], **options)
+
+
+OPERATORS = (BatchDataset, FilterDataset, LimitDataset, MapDataset, PackingDataset, RepeatDataset)
+
+
+@case("SavableDataset._savable_fields", "PackingDataset._savable_fields")
+def operators_with_more_state():
+    """Classes that derive from operators add attributes to what these save."""
+    found = {}
+    for kind in OPERATORS:
+        loader = get_savable_loader(_of_counting(kind), checkpoint_every_sec=0)
+        batches = iter(loader)
+        taken = _take(batches, 2)
+        state = loader.save_state_rank()
+        rest = _texts(batches)
+        again = get_savable_loader(_of_counting(kind), checkpoint_every_sec=0)
+        again.restore_state_rank(state)
+        found[kind.__name__] = [taken, rest, _texts(again) == rest]
+    return found
+
+
+@case("savable_loader._init_worker", "wrappers.gc_dataset.gc_init_worker")
+def workers_begin():
+    """A loader of one's own passes these functions to its workers."""
+    _init_worker([11, 22], 1)
+    drawn = [torch.initial_seed(), random.random(), np.random.rand(), torch.rand(1).item()]
+    before = gc.get_freeze_count()
+    return drawn, gc_init_worker(0), gc.get_freeze_count() - before
+
+
+Pair = collections.namedtuple("Pair", "first second")
+NESTED = {"x": (1, (2, [3, (4,)]))}
+FIELDS = {"pair": (1, 2), "nested": NESTED, "named": Pair(1, (2,)), "array": np.ones(2)}
+
+
+@edataclass
+class Mixed(Batch):
+    pair: tuple
+    nested: dict
+    named: Pair
+    array: np.ndarray
+
+
+@dataclasses.dataclass
+class Fields:
+    pair: tuple
+    nested: dict
+    named: Pair
+    array: np.ndarray
+    __restore_key__: tuple = ()
+
+
+MADE = {
+    "batch": lambda keys: Mixed(__key__=keys, __restore_key__=(), **FIELDS),
+    "dataclass": lambda keys: Fields(**FIELDS),
+    "dict": lambda keys: dict(FIELDS, __restore_key__=()),
+    "dataclass in a dict": lambda keys: {"one": Fields(**FIELDS), "list": [Fields(**FIELDS)]},
+    "list": lambda keys: [(1, 2), [(3,)], np.float32(1)],
+    "tuple": lambda keys: ((1, 2), [(3,)], np.arange(2)),
+    "named": lambda keys: Pair((1,), {"x": (np.ones(1),)}),
+    "others": lambda keys: {
+        "ordered": collections.OrderedDict(a=(1,)), "default": collections.defaultdict(list, a=(1,)),
+        "deque": collections.deque([(1,)]), "range": range(2), "set": {1}, "bytes": b"x", "bytearray": bytearray(b"y"),
+        "integer": np.int64(3), "texts": np.array(["a"]), "objects": np.array([(1,)], dtype=object), "none": None,
+    },
+}  # fmt: skip
+
+
+def _shape(value):
+    if dataclasses.is_dataclass(value):
+        value = {name: each for name, each in vars(value).items() if name[:2] != "__"}
+    if isinstance(value, dict):
+        return [type(value).__name__, {name: _shape(each) for name, each in value.items() if name[:2] != "__"}]
+    if isinstance(value, (list, tuple, collections.deque)):
+        return [type(value).__name__, *map(_shape, value)]
+    return f"{type(value).__name__} {getattr(value, 'dtype', value)}"
+
+
+class Making(DefaultTaskEncoder):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    @stateless
+    def batch(self, samples):
+        return MADE[self.kind]([sample.__key__ for sample in samples])
+
+
+@case("containers of batches: tuples and arrays in dataclasses, dicts, lists and tuples")
+def containers_of_batches():
+    """Loaders convert what is in containers, but not in dataclasses; datasets and restored samples are as made."""
+    found = {}
+    for kind in MADE:
+        for workers in (0, 1):
+            options = {"worker_config": _config(workers), "batch_size": 2, "task_encoder": Making(kind)}
+            loader = get_savable_loader(get_val_dataset(texts, split_part="train", **options))
+            batch = next(iter(loader))
+            found[f"{kind}, {workers} workers"] = _shape(batch)
+        if isinstance(batch, dict) and "__restore_key__" in batch:
+            key = batch["__restore_key__"]
+            found["restored"] = [type(key).__name__, type(key[-1]).__name__, _shape(loader.restore_sample(key))]
+        dataset = validate(texts, Making(kind), batch_size=2)
+        found[f"{kind}, dataset"] = _activated(lambda: _shape(next(iter(dataset))))  # noqa: B023 # called here
+    return found
+
+
+class Dicts(DefaultTaskEncoder):
+    def encode_sample(self, sample):
+        return {name: getattr(sample, name) for name in ("__key__", "__restore_key__", "__sources__", "text")}
+
+
+class Joining(DefaultTaskEncoder):
+    def batch(self, samples):
+        return Texts.from_samples(samples)
+
+
+@case("generic_batch", "Batch.from_samples", "Batch.__sources__")
+def sources_of_batches():
+    """Those of each sample, but for ``from_samples``, which makes one list of them."""
+    found = []
+    for encoder in (DefaultTaskEncoder(), Dicts(), Joining()):
+        batch = next(iter(get_savable_loader(validate(texts, encoder, batch_size=2))))
+        sources = batch["__sources__"] if isinstance(batch, dict) else batch.__sources__
+        found.append([type(sources).__name__, *[_names(source) for source in sources]])
+    return found
+
+
+def _names(source):
+    return [type(source).__name__, *map(_names, source)] if isinstance(source, (list, tuple)) else source.file_names
 
 
 if __name__ == "__main__":
