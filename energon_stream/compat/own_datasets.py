@@ -146,7 +146,7 @@ class SampleIndex(Savable):
 
 
 def init_worker(seed_per_worker: Sequence[int], worker_id: int) -> None:
-    """Seed the global generators of a worker: a ``worker_init_fn`` of torch's loader, without the first argument."""
+    """Seed the global generators of a worker; a ``worker_init_fn``, but for its first argument."""
     seed = seed_per_worker[worker_id]
     random.seed(seed)
     np.random.seed(seed)

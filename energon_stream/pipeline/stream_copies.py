@@ -117,7 +117,9 @@ def sources_of(dataset: Any) -> list[Any]:
     above = next(cls for cls in type(dataset).__mro__ if getattr(cls, "make_node", of_class) is not of_class)
     if getattr(above, "node_type", None) is None:
         return [*dataset.inputs]
-    parent = object.__new__(above)  # not by __class__, which cannot be assigned where classes are mixed in
+    parent: Any = object.__new__(
+        above
+    )  # not by __class__, which cannot be assigned where classes are mixed in
     vars(parent).update(vars(dataset))
     return [*dataset.inputs, parent]
 

@@ -141,8 +141,8 @@ def with_restore_key(value: Any, key: RestoreKey) -> Any:
 class StreamRunner:
     """Runs some streams of a dataset in rotation.
 
-    ``changes`` are weights that the program set, ``resumed`` as in :class:`Context`. With ``of_loader``, values
-    are what a loader returns: by Megatron-Energon's conventions, those that are no dataclass are converted.
+    ``changes`` are weights that the program set, ``resumed`` as in :class:`Context`. With ``of_loader``,
+    values are what a loader returns: by Megatron-Energon's conventions, containers are converted.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class StreamRunner:
         if self._log is not None:
             self._log.write(stream, batches, value)
         if self._converts:
-            value = torch.utils.data.default_convert(value)  # arrays are tensors, and tuples lists
+            value = torch.utils.data.default_convert(value)  # type: ignore[no-untyped-call]
         state = node.state()
         note = None if self._take_note is None else self._take_note(stream, item.key, state)
         packing = self._failures.packing

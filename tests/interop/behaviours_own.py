@@ -657,7 +657,10 @@ def _shape(value):
     if dataclasses.is_dataclass(value):
         value = {name: each for name, each in vars(value).items() if name[:2] != "__"}
     if isinstance(value, dict):
-        return [type(value).__name__, {name: _shape(each) for name, each in value.items() if name[:2] != "__"}]
+        return [
+            type(value).__name__,
+            {name: _shape(each) for name, each in value.items() if name[:2] != "__"},
+        ]
     if isinstance(value, (list, tuple, collections.deque)):
         return [type(value).__name__, *map(_shape, value)]
     return f"{type(value).__name__} {getattr(value, 'dtype', value)}"
@@ -675,7 +678,7 @@ class Making(DefaultTaskEncoder):
 
 @case("containers of batches: tuples and arrays in dataclasses, dicts, lists and tuples")
 def containers_of_batches():
-    """Loaders convert what is in containers, but not in dataclasses; datasets and restored samples are as made."""
+    """Loaders convert what is in containers, and not in dataclasses; datasets convert nothing."""
     found = {}
     for kind in MADE:
         for workers in (0, 1):
@@ -685,7 +688,11 @@ def containers_of_batches():
             found[f"{kind}, {workers} workers"] = _shape(batch)
         if isinstance(batch, dict) and "__restore_key__" in batch:
             key = batch["__restore_key__"]
-            found["restored"] = [type(key).__name__, type(key[-1]).__name__, _shape(loader.restore_sample(key))]
+            found["restored"] = [
+                type(key).__name__,
+                type(key[-1]).__name__,
+                _shape(loader.restore_sample(key)),
+            ]
         dataset = validate(texts, Making(kind), batch_size=2)
         found[f"{kind}, dataset"] = _activated(lambda: _shape(next(iter(dataset))))  # noqa: B023 # called here
     return found
@@ -713,7 +720,11 @@ def sources_of_batches():
 
 
 def _names(source):
-    return [type(source).__name__, *map(_names, source)] if isinstance(source, (list, tuple)) else source.file_names
+    return (
+        [type(source).__name__, *map(_names, source)]
+        if isinstance(source, (list, tuple))
+        else source.file_names
+    )
 
 
 if __name__ == "__main__":

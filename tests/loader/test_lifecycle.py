@@ -1,9 +1,11 @@
 """Start and shutdown, restoring in a chain, and where batches are made."""
 
+import gc
 import os
 from itertools import islice
 
 import pytest
+import torch
 
 from energon_stream import BatchDataset, MapDataset, WorkerConfig, get_loader, get_savable_loader
 from energon_stream.errors import ConfigError, StateInUseError
@@ -76,15 +78,23 @@ def test_what_cannot_be_honoured_is_named(options, message):
     "8: gc_freeze_at_start", "8: pin_memory='automatic'", "8: batches without __restore_key__"
 )
 def test_options_that_any_value_satisfies():
+    frozen, tensors = gc.get_freeze_count(), []
+
+    def batch(numbers):
+        tensors.append(torch.tensor(numbers))
+        return tensors[-1]
+
     loader = get_savable_loader(
-        BatchDataset(dataset(0), 4, list),
+        BatchDataset(dataset(0), 4, batch),
         gc_freeze_at_start=False,
         gc_collect_every_n_steps=3,
         checkpoint_every_sec=None,
         pin_memory="automatic",
     )
     first = list(islice(loader, 2))
-    rest = get_savable_loader(BatchDataset(dataset(0), 4, list)).with_restored_state_rank(
+    assert gc.get_freeze_count() == frozen
+    assert torch.cuda.is_available() or [*map(id, first)] == [*map(id, tensors)]  # not pinned
+    rest = get_savable_loader(BatchDataset(dataset(0), 4, batch)).with_restored_state_rank(
         loader.save_state_rank()
     )
-    assert sorted(number for batch in [*first, *rest] for number in batch) == list(range(24))
+    assert sorted(number for batch in [*first, *rest] for number in batch.tolist()) == list(range(24))

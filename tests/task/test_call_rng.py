@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from energon_stream import DefaultTaskEncoder, MapDataset, PackingDataset, WorkerConfig, stateless
+from energon_stream.compat.placeholders import skip_safe
 from energon_stream.loader import SavableDataLoader
 from energon_stream.task import get_failure_tolerance, get_stateless
 from energon_stream.task.call_rng import CallRng
@@ -127,3 +128,7 @@ def test_marks_go_together():
     )
     assert get_failure_tolerance(marked(lambda: 1)) == 3
     assert get_stateless(marked(lambda: 1))
+    draw = stateless(restore_seeds=True)(lambda number: (number, random.random()))
+    made = [MapDataset(NumbersDataset(24, config()), each) for each in (draw, skip_safe(draw))]
+    first, second = (list(SavableDataLoader(each)) for each in made)
+    assert first == second  # no call is left out, or draws other numbers
