@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -176,6 +177,61 @@ def test_only_the_chosen_columns_are_read(tmp_path, s3_server, tmp_bucket):
     found = in_order(f"{tmp_bucket}/x.parquet", storage_options=s3_server.storage_options, parts=["small"])
     assert [values(sample) for sample in found] == [{"small": number} for number in range(2000)]
     assert sum(entry.bytes for entry in s3_server.log()) < 8 * 2000 * 1.1 + 2 * (64 << 10)
+
+
+ENCODINGS = {
+    "plain": {"use_dictionary": False, "compression": "none"},
+    "dictionary": {"use_dictionary": True, "compression": "zstd"},
+    "delta": {
+        "use_dictionary": False,
+        "compression": "snappy",
+        "column_encoding": {
+            "big": "DELTA_BYTE_ARRAY",
+            "float": "BYTE_STREAM_SPLIT",
+            "small": "DELTA_BINARY_PACKED",
+        },
+    },
+    "small pages": {"data_page_size": 4000, "write_page_index": True, "data_page_version": "2.0"},
+}
+
+
+@pytest.mark.parametrize(
+    ("encoding", "columns"),
+    [
+        *zip(ENCODINGS, [None] * 4, strict=True),
+        *zip(ENCODINGS, (["list"], ["big", "small"], ["float"], ["float"]), strict=True),
+    ],
+)
+def test_bytes_are_those_of_the_pages(tmp_path, s3_server, tmp_bucket, encoding, columns):
+    """The payload is what pyarrow says that the chunks of the columns take. Bytes of footers count, too."""
+    draw, folder = np.random.default_rng(3), tmp_path / "rows"
+    folder.mkdir()
+    payload = 0
+    for file, groups in enumerate((150, 400, 90)):
+        made = {
+            "big": [draw.bytes(900) for _ in range(600)],
+            "float": draw.random((600, 40)).tolist(),
+            "list": draw.integers(0, 1 << 60, (600, 60)).tolist(),
+            "small": np.arange(600) * 3,
+        }
+        made["float"] = pa.FixedSizeListArray.from_arrays(pa.array(np.ravel(made["float"])), 40)
+        path = folder / f"{file}.parquet"
+        pq.write_table(pa.table(made), path, row_group_size=groups, **ENCODINGS[encoding])
+        footer = pq.read_metadata(path)
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            chunks = [group.column(number) for number in range(group.num_columns)]
+            names = [chunk.path_in_schema.partition(".")[0] for chunk in chunks]
+            wanted = [
+                chunk for chunk, name in zip(chunks, names, strict=True) if columns is None or name in columns
+            ]
+            payload += sum(chunk.total_compressed_size for chunk in wanted)
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0))
+    s3_server.upload_folder(folder, tmp_bucket)
+    options = {"storage_options": s3_server.storage_options, "repeat": False, "parts": columns}
+    s3_server.reset_counters()
+    assert sum(1 for _ in train(tmp_bucket, parallel_shard_iters=4, **options)) == 1800
+    log = {(entry.key, entry.range): entry for entry in s3_server.log() if entry.key.endswith(".parquet")}
+    assert sum(entry.bytes for entry in log.values()) <= 1.1 * payload
 
 
 def test_exact_resume(tmp_path):
