@@ -184,6 +184,8 @@ def _begin(
     if (found := find_format(ref.spec.url)) is not None:
         declared = ref.declared is not None and not ref.declared.typing_only and not found.may_be_typed
         _refuse(ref, declared, "sample_type", f"the records of a {found.name.upper()} file are crude")
+        given = (ref.split_config, ref.dataset_config) != (SPLIT_CONFIG, DATASET_CONFIG)
+        _refuse(ref, given, "split_config or dataset_config", "a file has none")
         return pool.submit(open_file, ref.spec, found, how.limits).result
     if dataset_kind(ref.spec.url) == "tars" or ref.declared is not None:
         return pool.submit(_open_declared, ref, how).result

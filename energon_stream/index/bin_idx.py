@@ -16,8 +16,7 @@ import numpy as np
 from energon_stream.errors import IndexMismatchError, MetadataError, ObjectNotFoundError, RangeError
 from energon_stream.index.dataset import digest_hex
 from energon_stream.index.file_format import FileAddress, FileFormat, OpenedFile
-from energon_stream.index.index_files import read_rows
-from energon_stream.index.jsonl_index import size_of
+from energon_stream.index.index_files import read_rows, size_of
 from energon_stream.storage import Body, ByteRange, Store, shared_fetcher
 
 if TYPE_CHECKING:
@@ -84,11 +83,15 @@ class BinIdxFormat(FileFormat):
             )
         seen = header + index_end + index_size.to_bytes(8, "little") + data + size.to_bytes(8, "little")
         # An empty file has sequences of no tokens only, and a sample needs bytes.
-        return OpenedFile((sequences if size else 0,), f"{size}-{digest_hex(seen)}", size, (code, sequences))
+        return OpenedFile(
+            (sequences if size else 0,), f"{size}-{digest_hex(seen)}", size, (code, sequences, index_size)
+        )
 
     def places(self, store: Store, path: str, file: OpenedFile, first: int, last: int) -> Int64Array:
-        code, sequences = file.facts
-        read = partial(read_rows, store, path, first, last, sequences)
+        code, sequences, *whole = (
+            file.facts
+        )  # earlier versions prepared folders without the size of the index
+        read = partial(read_rows, store, path, first, last, sequences, whole=next(iter(whole), None))
         lengths = read(header=_HEADER.size, dtype="<i4")[:, 0]
         starts = read(header=_HEADER.size + 4 * sequences)[:, 0]
         return np.stack([starts, starts + lengths * np.dtype(_DTYPES[code]).itemsize], axis=1)

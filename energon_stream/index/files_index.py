@@ -73,9 +73,15 @@ class FilesIndex(DatasetIndex):
 def open_file(spec: StoreSpec, format: FileFormat, limits: Limits | None = None) -> FilesIndex:
     """Open a single file. Raises what :meth:`FileFormat.open` does, and EmptyDatasetError without samples."""
     limits, place = limits or Limits.from_environment(), FileAddress.of(spec, "", format)
-    opened = read_again(place.index_store, [place.index_path], lambda: format.open(place, limits))
+    try:
+        opened = read_again(place.index_store, [place.index_path], lambda: format.open(place, limits))
+    except ObjectNotFoundError as error:
+        if error.where != place.url:
+            raise
+        hint = f"check the path; for a folder of this name, put a slash at its end: {place.url}/"
+        raise ObjectNotFoundError("no such file", where=place.url, hint=hint) from error
     if not opened.num_samples:
-        raise EmptyDatasetError("the file has no records", where=place.url)
+        raise EmptyDatasetError("the file has no records", where=place.url, hint="check what wrote it")
     names = (split_query(spec.url)[0].rpartition("/")[2],) * len(opened.counts)
     counts = np.array(opened.counts, dtype=np.int64)
     return FilesIndex(spec, "all", names, counts, format=format, paths=("",), opened=(opened,), limits=limits)

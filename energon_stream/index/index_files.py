@@ -15,7 +15,7 @@ import numpy as np
 from energon_stream.arrays import Int64Array
 from energon_stream.cache.cached_store import read_again
 from energon_stream.errors import IndexMismatchError, NotPreparedError, ObjectNotFoundError, RangeError
-from energon_stream.storage import ByteRange, Store, StoreSpec
+from energon_stream.storage import Body, ByteRange, Store, StoreSpec
 
 ENTRY_BYTES = 8
 PAGE_SAMPLES = (64 << 10) // ENTRY_BYTES  # reading 64 KiB takes hardly longer than reading one entry
@@ -113,6 +113,11 @@ class RowFile:
         return read_rows(store, "", first, last, self.rows, header=header, width=width, ascends=ascends)
 
 
+def size_of(store: Store, path: str, body: Body) -> int:
+    """Return the size of an object, given an answer about it."""
+    return store.head(path).size if body.total_size is None else body.total_size
+
+
 def read_rows(
     store: Store,
     path: str,
@@ -124,8 +129,12 @@ def read_rows(
     width: int = 1,
     dtype: str = "<i8",
     ascends: bool = False,
+    whole: int | None = None,
 ) -> Int64Array:
-    """Read rows ``[first, last)`` of ``rows`` in a file, as :meth:`RowFile.read` does."""
+    """Read rows ``[first, last)`` of ``rows`` in a file, as :meth:`RowFile.read` does.
+
+    ``whole`` is the size that the file had when it was opened.
+    """
     size, where = np.dtype(dtype).itemsize * width, f"{store.url}/{path}".rstrip("/")
 
     def read() -> Int64Array:
@@ -137,6 +146,12 @@ def read_rows(
                 where=where,
                 hint="prepare the data again, and restart the job",
             ) from error
+        if whole is not None and (now := size_of(store, path, body)) != whole:
+            raise IndexMismatchError(
+                f"the index has {now} bytes, and had {whole} when it was opened",
+                where=where,
+                hint="run `energon-stream prepare` again, and restart the job",
+            )
         found = np.frombuffer(body.data, dtype=dtype).astype(np.int64).reshape(-1, width)
         if ascends and (found[0] < 0 or (np.diff(found, axis=0) <= 0).any()):
             raise IndexMismatchError(

@@ -26,9 +26,9 @@ from energon_stream.errors import (
 )
 from energon_stream.index.dataset import digest_hex
 from energon_stream.index.file_format import FileAddress, FileFormat, OpenedFile
-from energon_stream.index.index_files import ENTRY_BYTES, encode_offsets, page_rows, read_rows
+from energon_stream.index.index_files import ENTRY_BYTES, encode_offsets, page_rows, read_rows, size_of
 from energon_stream.limits import Limits
-from energon_stream.storage import Body, ByteRange, Store, StoreSpec, shared_fetcher
+from energon_stream.storage import ByteRange, Store, StoreSpec, shared_fetcher
 from energon_stream.storage.in_order import PIECE_BYTES, stream_object
 
 _END_BYTES = 4096
@@ -108,11 +108,6 @@ class JsonlFormat(FileFormat):
 
     def prepare(self, place: FileAddress) -> None:
         _write_index(place)
-
-
-def size_of(store: Store, path: str, body: Body) -> int:
-    """Return the size of an object, given an answer about it."""
-    return store.head(path).size if body.total_size is None else body.total_size
 
 
 def _version(size: int, data: bytes | memoryview) -> str:

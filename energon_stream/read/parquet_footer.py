@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from energon_stream.errors import LimitError, MetadataError, RangeError
 from energon_stream.imports import LazyModule
 from energon_stream.index.file_format import OpenedFile
-from energon_stream.index.jsonl_index import size_of
+from energon_stream.index.index_files import size_of
 from energon_stream.limits import Limits
 from energon_stream.storage import ByteRange, Store
 

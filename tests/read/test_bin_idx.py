@@ -16,6 +16,7 @@ from energon_stream.errors import (
     MetadataError,
     ObjectNotFoundError,
 )
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.state import redistribute
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
 from energon_stream.testing.s3server import S3Server
@@ -229,6 +230,20 @@ def test_any_flipped_byte_of_the_index_is_harmless_or_named(tmp_path):
         assert "x.idx" in named or len(found) == len(arrays)
 
 
+@pytest.mark.parametrize("in_store", [False, True])
+@pytest.mark.parametrize("count", [40, 60])
+def test_a_file_of_other_sequences_since_the_folder_was_prepared(
+    tmp_path, s3_server, tmp_bucket, count, in_store
+):
+    write_bin_idx(tmp_path / "x", some(50))
+    prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0))
+    write_bin_idx(tmp_path / "x", some(count))
+    s3_server.upload_folder(tmp_path, tmp_bucket)
+    options = {"storage_options": s3_server.storage_options} if in_store else {}
+    with pytest.raises(IndexMismatchError, match=r"had \d+ when it was opened .*x\.idx.*prepare"):
+        list(train(tmp_bucket if in_store else tmp_path, repeat=False, **options))
+
+
 def test_the_same_tokens_have_the_same_state_and_others_do_not(tmp_path):
     write_bin_idx(tmp_path / "x", some(50))
     first = train(tmp_path / "x.bin")
@@ -242,5 +257,7 @@ def test_the_same_tokens_have_the_same_state_and_others_do_not(tmp_path):
 
 def test_what_needs_tars_says_so(tmp_path):
     write_bin_idx(tmp_path / "x", some(50))
+    with pytest.raises(ConfigError, match="a file has none"):
+        train(tmp_path / "x.bin", dataset_config="other.yaml")
     with pytest.raises(ConfigError, match="needs a prepared folder of tars"):
         train(tmp_path / "x.bin", where="score > 1")

@@ -32,6 +32,7 @@ from energon_stream.errors import (
     LimitError,
     MetadataError,
     NotPreparedError,
+    ObjectNotFoundError,
 )
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.read import parquet_format
@@ -309,6 +310,23 @@ def test_other_columns_in_one_folder(tmp_path):
     pq.write_table(pa.table({"text": [1, 2]}), folder / "9.parquet")
     with pytest.raises(MetadataError, match=r"'0\.parquet' and '9\.parquet' have other columns"):
         prepare_dataset(str(folder), split_ratio=(1, 0, 0))
+
+
+@pytest.mark.parametrize("in_store", [False, True])
+def test_a_folder_named_as_a_file(tmp_path, s3_server, tmp_bucket, in_store):
+    """As Spark names it, with what it puts beside the files."""
+    folder = tmp_path / "rows.parquet"
+    folder.mkdir()
+    rows = write(folder / "part-0.parquet", 20) + write(folder / "part-1.snappy.parquet", 20, 20)
+    for name in ("_SUCCESS", "._SUCCESS.crc", ".part-0.parquet.crc", "_metadata"):
+        (folder / name).write_bytes(b"")
+    prepare_dataset(str(folder), split_ratio=(1, 0, 0))
+    s3_server.upload_folder(folder, f"{tmp_bucket}/rows.parquet")
+    path = f"{tmp_bucket}/rows.parquet" if in_store else str(folder)
+    options = {"storage_options": s3_server.storage_options if in_store else None, "split_part": "train"}
+    assert [values(sample) for sample in in_order(f"{path}/", **options)] == rows
+    with pytest.raises(ObjectNotFoundError, match=r"put a slash at its end: .*rows\.parquet/"):
+        in_order(path, **options)
 
 
 def test_files_without_rows_have_any_columns_and_hide_none(tmp_path):
