@@ -18,19 +18,10 @@ from energon_stream.errors import ConfigError
 from energon_stream.index.bad_samples import BadSample
 from energon_stream.pipeline.failure_notes import Named
 from energon_stream.pipeline.iterables import adopt
-from energon_stream.pipeline.node import (
-    INNER_STATE,
-    Context,
-    Item,
-    Node,
-    RestoreKey,
-    State,
-    foreign_key,
-    tuples,
-)
+from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State, foreign_key
 from energon_stream.pipeline.position import Position, is_activated
 from energon_stream.pipeline.stream_copies import iterate_parent, restore_own, save_own, stream_inputs
-from energon_stream.pipeline.stream_runner import StreamRunner, with_restore_key
+from energon_stream.pipeline.stream_runner import StreamRunner, tuples, with_restore_key
 from energon_stream.schedule import WeightChange
 from energon_stream.schedule.saved import is_count
 from energon_stream.worker import WorkerConfig

@@ -31,11 +31,6 @@ RestoreKey = tuple[Any, ...]
 """Makes an element again: operator, counters of its calls, and the keys of the elements it was made of."""
 
 
-def tuples(key: Any) -> Any:
-    """Return a key with tuples for the lists that JSON, or a conversion of batches, made of them."""
-    return tuple(map(tuples, key)) if isinstance(key, (list, tuple)) else key
-
-
 class End:
     """Type of :data:`END`."""
 

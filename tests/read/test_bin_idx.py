@@ -197,6 +197,17 @@ def test_lengths_that_lie(tmp_path, value):
         list(train(tmp_path / "x.bin", repeat=False))
 
 
+@pytest.mark.parametrize("left", [-1, 40, 8])
+def test_tokens_that_were_cut_off(tmp_path, left):
+    """Those that are whole come, and the first other one is named."""
+    arrays = write_bin_idx(tmp_path / "x", [np.arange(5)] * 20)
+    data = (tmp_path / "x.bin").read_bytes()[:left]
+    (tmp_path / "x.bin").write_bytes(data)
+    whole = sum(np.cumsum([array.nbytes for array in arrays]) <= len(data))
+    with pytest.raises(IndexMismatchError, match=rf"sample {whole} .*x\.idx"):
+        list(get_val_dataset(str(tmp_path / "x.bin"), batch_size=None, worker_config=MAIN))
+
+
 @pytest.mark.parametrize("value", [-5, 1 << 40, (1 << 63) - 1])
 def test_offsets_that_lie(tmp_path, value):
     write_bin_idx(tmp_path / "x", [np.arange(9)] * 50)

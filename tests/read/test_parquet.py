@@ -4,6 +4,7 @@ import gc
 import json
 import sys
 from contextlib import suppress
+from decimal import Decimal
 from functools import partial
 from itertools import islice
 
@@ -29,6 +30,7 @@ from energon_stream.errors import (
     ConfigError,
     EmptyDatasetError,
     EnergonStreamError,
+    FatalSampleError,
     LimitError,
     MetadataError,
     NotPreparedError,
@@ -97,6 +99,60 @@ def test_all_rows_and_columns(tmp_path, compression, version):
     assert list(values(found[0])) == sorted(rows[0])
     assert [sample["__key__"] for sample in found] == [str(number) for number in range(300)]
     assert found[3]["__shard__"] is None
+
+
+ODD = {
+    "decimals": {"a": pa.array([Decimal("1.23"), None], pa.decimal128(9, 2)), "b": [Decimal("9" * 40)] * 2},
+    "lists of structs": {"a": [[{"b": 1, "c": ["x"]}], None], "d": [[[[1]], []], []]},
+    "names with dots": {"a.b": [1, 2], "a": [{"b": 3}, {"b": 4}], ".": [5, 6], "": [7, 8], "../é\n": [9, 10]},
+    "dictionaries": {
+        "a": pa.DictionaryArray.from_arrays(pa.array([0, None]), pa.array([10])),
+        "b": [None] * 2,
+    },
+    "wide types": {
+        "a": pa.array([b"x", b""], pa.large_binary()),
+        "b": pa.array(["y", "z"], pa.string_view()),
+    },
+    "times": {
+        "a": pa.array([1, None], pa.timestamp("s", tz="Europe/Berlin")),
+        "b": pa.array([1, 2], pa.time64("us")),
+        "c": pa.array([1, 2], pa.duration("ms")),
+        "d": pa.array([1000, 2000], pa.timestamp("ns")),
+    },
+    "others": {
+        "a": pa.array(np.array([0.5, np.inf], np.float16)),
+        "b": pa.FixedSizeListArray.from_arrays(pa.array(range(4)), 2),
+        "c": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes(16)] * 2, pa.binary(16))),
+    },
+    "many columns": {f"column {number}": [number] * 2 for number in range(1000)},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_tables_are_what_pyarrow_reads(tmp_path, name):
+    made = pa.table(ODD[name])
+    pq.write_table(made, tmp_path / "x.parquet", row_group_size=1, write_page_index=True)
+    expected = pq.read_table(tmp_path / "x.parquet").to_pylist()
+    assert [values(sample) for sample in in_order(tmp_path / "x.parquet")] == expected
+    (first, *_) = ODD[name]
+    some = [values(sample) for sample in in_order(tmp_path / "x.parquet", parts=[first])]
+    assert some == [{first: row[first]} for row in expected]
+
+
+def test_tables_that_are_no_samples(tmp_path):
+    pq.write_table(pa.table({"a": [1]}).select([]), tmp_path / "none.parquet")
+    with pytest.raises(EmptyDatasetError, match=r"none\.parquet"):
+        in_order(tmp_path / "none.parquet")
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(MetadataError, match=r"'a' is there twice.*twice\.parquet"):
+        in_order(tmp_path / "twice.parquet")
+    pq.write_table(pa.table({"a": pa.array([1, 2], pa.timestamp("ns"))}), tmp_path / "times.parquet")
+    with pytest.raises(FatalSampleError, match="all 2 samples"):  # Python has no nanoseconds
+        in_order(tmp_path / "times.parquet")
+    (tmp_path / "zero.parquet").touch()
+    with pytest.raises(MetadataError, match=r"no Parquet file.*zero\.parquet"):
+        prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0))
 
 
 def folder_of(tmp_path, files=3, **options):
