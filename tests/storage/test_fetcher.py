@@ -242,14 +242,18 @@ def test_idle_threads_keep_no_body_alive():
 
 def test_counters_see_retries_and_concurrency(s3_server, tmp_bucket):
     s3_server.put(f"{tmp_bucket}/key", bytes(1000))
-    s3_server.shape(first_byte_latency=0.05)
+    s3_server.hold()
     s3_server.fail_next(2)
     counters, fetcher = StorageCounters(), Fetcher(8)
     before = counters.snapshot()
-    store = StoreSpec(tmp_bucket, s3_server.storage_options).open(
+    options = s3_server.storage_options | {"config_kwargs": {"read_timeout": 300}}
+    store = StoreSpec(tmp_bucket, options).open(
         policy=RetryPolicy(sleep=lambda seconds: None), counters=counters
     )
     futures = [fetcher.submit(store, "key", ByteRange(n, n + 10)) for n in range(24)]
+    while s3_server.counters().max_in_flight < 8:
+        pass  # each look is a request of its own
+    s3_server.release()
     assert all(len(future.result().data) == 10 for future in futures)
     seen = counters.snapshot() - before
     assert (seen.total_requests, seen.retries, seen.bytes_received) == (26, 2, 240)
