@@ -65,7 +65,7 @@ bench: $(VENV)/installed
 bench-release: BENCH = --release
 bench-release: peers bench
 
-# Training while everything fails: faults of the network, kills, replaced objects, damaged caches; 15 minutes at most.
+# Training while everything fails: faults of the network, kills, replaced objects, damaged caches; attacks for 15 minutes.
 # CHAOS="--samples 100000 --seed 7" changes it.
 chaos: $(VENV)/installed
 	$(BIN)/python tests/chaos/run.py $(CHAOS)

@@ -41,6 +41,8 @@ from energon_stream.testing.proxy import Fault, FaultProxy, all_faults  # noqa: 
 TICK = 0.05
 STUCK_SECONDS = 120.0
 """A rank that delivers nothing for so long hangs: far longer than all outages and retries."""
+SLOWEST = 10.0
+"""The run may take so many times its seconds to its end, on a machine that is busy with other work."""
 
 
 class Rank:
@@ -182,7 +184,7 @@ class Chaos:
             server = stack.enter_context(serve(self.options.server, self.root / "buckets"))
             proxy = stack.enter_context(FaultProxy(server.endpoint_url, seed=self.options.seed))
             proxy.set_faults(self.faults())
-            self.train(planned, server, proxy, begun)
+            self.train(planned, server, proxy)
             # Counted while the proxy runs: it is the one that knows.
             self.counts.update(proxy.counts())
             requests = proxy.requests
@@ -202,9 +204,9 @@ class Chaos:
                 faults[place] = Fault(fault.kind, options.share / 10, options.fault_seconds)
         return faults
 
-    def train(self, planned: list[list[bytes]], server: Any, proxy: FaultProxy, begun: float) -> None:
-        """Train, attack and restart, until each rank has delivered all batches or the time is over."""
-        options = self.options
+    def train(self, planned: list[list[bytes]], server: Any, proxy: FaultProxy) -> None:
+        """Train, attack and restart, until each rank has delivered all batches."""
+        options, begun = self.options, time.monotonic()
         credentials = server.storage_options | {"endpoint_url": proxy.endpoint_url}
         cache = {"directory": str(self.root / "cache"), "max_bytes": options.cache_bytes, "min_free_bytes": 0}
         extra: dict[str, Any] = {"storage_options": credentials, "cache": cache}
@@ -250,17 +252,16 @@ class Chaos:
                         f"rank {rank.settings['rank']} delivered nothing for {STUCK_SECONDS} s"
                     )
                     rank.kill("machine")
-            if elapsed > options.seconds:
-                self.failures.append(
-                    f"the run did not end within {options.seconds} s ({progress:.0%} delivered)"
-                )
+            if elapsed > SLOWEST * options.seconds:
+                self.failures.append(f"the run did not end in {elapsed:.0f} s ({progress:.0%} delivered)")
                 for rank in running:
                     rank.kill("machine")
                 return
-            if elapsed > 0.85 * options.seconds:
+            is_over = elapsed > 0.85 * options.seconds
+            if is_over:
                 proxy.set_faults([])
             # Attacks wait where the run is behind its time.
-            is_early = progress >= min(1.0, elapsed / (0.75 * options.seconds)) * 0.9
+            is_early = not is_over and progress >= min(1.0, elapsed / (0.75 * options.seconds)) * 0.9
             if time.monotonic() >= due and (is_early or opponents.first):
                 opponents.attack(running)
                 wait = self.dice.expovariate(1 / options.every)
@@ -353,7 +354,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--samples", type=int, default=1_000_000, help="samples to deliver, of all ranks together")
-    add("--seconds", type=float, default=900, help="longest duration")
+    add(
+        "--seconds",
+        type=float,
+        default=900,
+        help="time of attacks and faults; a busy machine needs longer to the end",
+    )
     add("--seed", type=int, default=1)
     add("--ranks", type=int, default=2)
     add("--workers", type=int, default=2, help="worker processes of each rank")
