@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 TORCHVISION := torch==2.14.1 torchvision==0.29.1
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-# What `make test` leaves out, because it needs environments of its own, or long. Every night runs all of them.
+# What `make test` leaves out, because it needs environments of its own, or long. Every night runs all of them, with
+# the slow tests of what needs an environment, which test-all cannot run.
 SUITES := test-all types audit interop convert transforms ray megatron frameworks stores docs first-hour test-floor chaos-short soak
 # On a Python without the GIL, which the other suites do not have: make free-threaded PYTHON=python3.14t.
 FREE_THREADED := schedule tar index cache read
 
-.PHONY: demo test unit lint bench bench-release peers $(SUITES) suites chaos free-threaded release-check clean
+.PHONY: demo test unit lint bench bench-release peers $(SUITES) suites interop-environment convert-environment chaos free-threaded release-check clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -74,8 +75,9 @@ chaos: $(VENV)/installed
 chaos-short: CHAOS = --samples 20000 --seconds 300 --seed 1
 chaos-short: chaos
 
-# All suites, one after another; each ends with the tests that it did not run, by reason.
-suites: $(SUITES)
+# All suites, one after another, also after one that failed; each ends with the tests that it did not run, by reason.
+suites:
+	$(MAKE) --keep-going $(SUITES)
 
 # 200 epochs, after which memory, threads and descriptors must be those of the start.
 soak: $(VENV)/installed
@@ -87,12 +89,14 @@ peers:
 
 # Both ways with Megatron-Energon 7.4.1, which gets a virtual environment of its own: with PyAV, with torchvision and
 # the torch that fits it, and with this library, whose transforms need them as well.
-interop: $(VENV)/installed
+interop: $(VENV)/installed interop-environment
+	$(BIN)/python -m pytest tests/interop tests/integrations/test_programs.py tests/integrations/test_addresses.py -v
+
+interop-environment:
 	test -x .venv-energon/bin/python || $(PYTHON) -m venv .venv-energon
 	.venv-energon/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION)
 	.venv-energon/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION) 'megatron-energon[s3,av-decode,transforms]==7.4.1'
 	.venv-energon/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION) -e .
-	$(BIN)/python -m pytest tests/interop -v
 
 # Known vulnerabilities of what is installed; it needs the network of PyPI's advisories, and says so without.
 audit: $(VENV)/installed
@@ -103,6 +107,7 @@ test-floor:
 	test -x .venv-floor/bin/python || $(PYTHON) -m venv .venv-floor
 	.venv-floor/bin/python -m pip install -q --disable-pip-version-check -c constraints-floor.txt -e '.[test]'
 	.venv-floor/bin/python -m pytest -n 2 --ignore tests/integrations
+	@echo 'not run: tests/integrations, whose frameworks need newer versions'
 
 # Beside Megatron-Core, and under Megatron-Bridge's data module (without what Bridge needs for models): the last
 # versions for Python 3.11, and the newest, which need Python 3.12.
@@ -112,7 +117,7 @@ megatron: $(VENV)/installed
 	.venv-megatron-core/bin/python -m pip install -q -c constraints.txt torch
 	.venv-megatron-core/bin/python -m pip install -q -c constraints.txt -e . megatron-core==0.16.1
 	.venv-megatron-core/bin/python -m pip install -q --no-deps megatron-bridge==0.3.1
-	$(BIN)/python -m pytest tests/integrations -v
+	$(BIN)/python -m pytest -m '' tests/integrations -v
 	@if ! $(PYTHON_3_12) -c '' 2> /dev/null; then \
 		echo 'not run: megatron-core 0.19.2 and megatron-bridge 0.6.2, for want of $(PYTHON_3_12)'; \
 	else set -ex; \
@@ -120,7 +125,7 @@ megatron: $(VENV)/installed
 		.venv-megatron-3.12/bin/python -m pip install -q -c constraints.txt -e . megatron-core==0.19.2; \
 		.venv-megatron-3.12/bin/python -m pip install -q --no-deps megatron-bridge==0.6.2; \
 		ENERGON_STREAM_MEGATRON_PYTHON=$$PWD/.venv-megatron-3.12/bin/python \
-			$(BIN)/python -m pytest tests/integrations/test_megatron_core.py tests/integrations/test_bridge_elastic.py -v; \
+			$(BIN)/python -m pytest -m '' tests/integrations/test_megatron_core.py tests/integrations/test_bridge_elastic.py -v; \
 	fi
 
 # Trainers that no other suite has. torchtitan and NeMo Automodel import triton, also where there is no GPU; and not
@@ -140,11 +145,11 @@ frameworks:
 	.venv-verl/bin/python -m pytest -m '' --timeout 3600 tests/integrations/test_verl.py -v
 
 # The transforms and the image decoders beside torchvision, which fits one version of torch alone.
-transforms:
+transforms: interop-environment
 	test -x .venv-transforms/bin/python || $(PYTHON) -m venv .venv-transforms
 	.venv-transforms/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION)
 	.venv-transforms/bin/python -m pip install -q --disable-pip-version-check -e '.[test]'
-	.venv-transforms/bin/python -m pytest -n 2 tests/transforms tests/interop/test_transforms_interop.py tests/decode/test_image_backends.py docs/guides/images.md energon_stream/transforms
+	.venv-transforms/bin/python -m pytest -m '' -n 2 tests/transforms tests/interop/test_transforms_interop.py tests/decode/test_image_backends.py docs/guides/images.md energon_stream/transforms
 
 # Two nodes of Ray on this machine, one of which is killed. Ray is heavy, so it has an environment of its own.
 ray:
@@ -154,11 +159,13 @@ ray:
 	.venv-ray/bin/python -m pytest tests/engine
 
 # Conversions from the formats whose packages pin what the library must not pin; equal there and in 7.4.1.
-convert: $(VENV)/installed
+convert: $(VENV)/installed convert-environment interop-environment
+	.venv-convert/bin/python -m pytest tests/convert tests/interop/test_convert_interop.py docs/guides/convert.md docs/migration/litdata.md docs/migration/mosaicml-streaming.md -v
+
+convert-environment:
 	test -x .venv-convert/bin/python || $(PYTHON) -m venv .venv-convert
 	.venv-convert/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION)
 	.venv-convert/bin/python -m pip install -q --disable-pip-version-check $(TORCHVISION) -e '.[test,parquet,huggingface,mds,litdata]'
-	.venv-convert/bin/python -m pytest tests/convert tests/interop/test_convert_interop.py docs/guides/convert.md docs/migration/litdata.md docs/migration/mosaicml-streaming.md -v
 
 # The site of the documentation, in .site/html: a warning, or a link that leads nowhere, is an error.
 docs:
@@ -167,9 +174,10 @@ docs:
 	.venv-docs/bin/python docs/tools/build_site.py
 
 # The first hour of three users, with the commands of the documents: minutes and commands to the first batch, to a
-# resumed run, to S3. FIRST_HOUR= makes an empty environment first, and counts what installing takes.
+# resumed run, to S3. FIRST_HOUR= makes an empty environment first, and counts what installing takes. The user of MDS
+# works in the environment of make convert.
 FIRST_HOUR = --venv $(VENV)
-first-hour: $(VENV)/installed
+first-hour: $(VENV)/installed convert-environment
 	$(BIN)/python docs/tools/first_weeks.py $(FIRST_HOUR)
 
 # The rooms below PyTorch without the GIL; an extension that does not declare itself safe would switch it on again.
@@ -183,7 +191,7 @@ free-threaded:
 # Azure's emulator, without which its tests are skipped; it comes from npm.
 stores: $(VENV)/installed
 	npm install --prefix .venv-stores --no-fund --no-audit azurite@3.35.0
-	$(BIN)/python -m pytest tests/storage -v
+	$(BIN)/python -m pytest -m '' tests/storage -v
 
 # Builds the archives of a release in dist/, checks them, and runs the demo and a smoke test from the wheel, in an
 # environment that has nothing else. RELEASE="--tag v0.2.0" compares the version with a tag.
