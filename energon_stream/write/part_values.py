@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import posixpath
+import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -230,7 +231,7 @@ def _image_bytes(kind: str, image: Any, quality: int | None) -> bytes:
         if profile[16:19] == _COLOURS.get(image.mode[0]):
             options = {**options, "icc_profile": profile}
         image.save(buffer, name, **options)
-    except (OSError, SyntaxError, MemoryError) as error:  # such as transparency in a JPEG, or no pixels
+    except (OSError, SyntaxError, MemoryError, struct.error) as error:  # such as no pixels, or too many in a row
         raise TypeError(f"the part {kind!r:.40} cannot hold the image: {error}") from error
     if name == "GIF" and Image.open(buffer).convert("RGB").tobytes() != image.convert("RGB").tobytes():
         raise TypeError(f"the part {kind!r:.40} would lose colours: it has 256, so give image.quantize()")

@@ -113,7 +113,7 @@ def test_the_extension_decides(name):
 @pytest.mark.parametrize("name", [*(n for n, v in VALUES.items() if type(v[1]) is not bytes), "png", "gz"])
 def test_damaged_parts_are_named_with_their_cause(name):
     data = VALUES[name][0] if name in VALUES else png(IMAGES["grey"])
-    damaged = b"\xff\xfe" + data[2 : len(data) // 2] + b"\xff"
+    damaged = b"\xfe\xff" + data[2 : len(data) // 2] + b"\xff"
     with pytest.raises(DecodeError, match=rf"part '{name}' of \d+ bytes cannot be decoded: \w+") as raised:
         SampleDecoder().decode(name, damaged)
     assert raised.value.__cause__ is not None

@@ -207,7 +207,7 @@ def test_pixels_come_back_from_formats_without_loss(written, part, value, mode):
         ("json", {1.5: 1, "1.5": 2}, "two keys are '1.5'"),
         ("bmp", turned(), "would lose the EXIF orientation of mode RGB"),
         ("webp", Image.new("RGB", (0, 0)), "cannot hold the image"),
-        ("gif", Image.new("L", (70_000, 1)), "too big"),
+        ("gif", Image.new("L", (70_000, 1)), "too big|cannot hold the image"),
         ("image", Image.fromarray(PIXELS), "cannot hold an image.* values need an extension such as jpg"),
         ("score", 0.5, "type float .* values need an extension such as jpg"),
         ("txt", None, "cannot hold a value of type NoneType"),
