@@ -231,7 +231,7 @@ def _image_bytes(kind: str, image: Any, quality: int | None) -> bytes:
         if profile[16:19] == _COLOURS.get(image.mode[0]):
             options = {**options, "icc_profile": profile}
         image.save(buffer, name, **options)
-    except (OSError, SyntaxError, MemoryError, struct.error) as error:  # such as no pixels, or too many in a row
+    except (OSError, SyntaxError, MemoryError, struct.error) as error:  # such as no pixels, or too many
         raise TypeError(f"the part {kind!r:.40} cannot hold the image: {error}") from error
     if name == "GIF" and Image.open(buffer).convert("RGB").tobytes() != image.convert("RGB").tobytes():
         raise TypeError(f"the part {kind!r:.40} would lose colours: it has 256, so give image.quantize()")
