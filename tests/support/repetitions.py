@@ -11,7 +11,6 @@ from typing import Any
 from hypothesis import settings
 
 CI, NIGHTLY = "ci", "nightly"
-MOST = 100
 SHARE, LEAST = 8, 5
 
 
@@ -19,8 +18,8 @@ def register_profiles() -> None:
     """Register both profiles and load ``ci``; ``--hypothesis-profile`` chooses the other."""
     # Tests compare counters, not clocks: no example is too slow.
     common: dict[str, Any] = {"deadline": None, "print_blob": True}
-    settings.register_profile(NIGHTLY, max_examples=MOST, **common)
-    settings.register_profile(CI, max_examples=_few(MOST), **common)
+    settings.register_profile(NIGHTLY, max_examples=100, **common)
+    settings.register_profile(CI, max_examples=_few(100), **common)
     settings.load_profile(CI)
 
 
@@ -33,7 +32,7 @@ def examples(count: int, **options: Any) -> settings:
 
 def is_nightly() -> bool:
     """Return whether this is the nightly run."""
-    return settings().max_examples == MOST
+    return settings.get_current_profile_name() == NIGHTLY
 
 
 def _few(count: int) -> int:
