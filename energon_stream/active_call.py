@@ -65,7 +65,7 @@ class _Here(threading.local):
     active: ActiveCall | None = None
 
 
-here = _Here()
+here: _Here = _Here()
 
 
 class _ActiveConfig:

@@ -44,7 +44,7 @@ class LocalEngine(TaskEngine):
     def __init__(self, processes: int | None = None) -> None:
         if processes is not None and processes < 0:
             raise ConfigError(f"processes is {processes}", hint="use 0 or more")
-        self.processes = cpus() if processes is None else processes
+        self.processes: int = cpus() if processes is None else processes
 
     @contextmanager
     def _open(self, function: Callable[[Any], Any]) -> Iterator[_Processes | _Inline]:

@@ -23,7 +23,7 @@ from energon_stream.loader.observe.monitor import Activity
 from energon_stream.loader.observe.profile import CONSUMER, counts_as
 from energon_stream.loader.resources import limit_error
 from energon_stream.loader.workers import Workers, closed_meanwhile, told_late
-from energon_stream.media import NoCachePool
+from energon_stream.media import CachePool, NoCachePool
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.pipeline.stream_runner import Step
@@ -65,7 +65,7 @@ class LoaderThread(WorkerThread):
         self, number: int, dataset: SavableDataset[Any], position: LoaderPosition, options: LoaderOptions
     ) -> None:
         super().__init__(name=f"energon_stream worker {number}", daemon=True)
-        self.cache_pool = options.cache_pool or NoCachePool()
+        self.cache_pool: CachePool = options.cache_pool or NoCachePool()
         self._number, self._options, self._position = number, options, position
         self._dataset = _own_copy(dataset, number)
         # Queues in C, which a signal handler that closes the loader may use at any moment.

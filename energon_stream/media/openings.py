@@ -72,7 +72,7 @@ class _Memory:
         self._bytes -= 0 if gone is None else gone.data_bytes
 
 
-in_process = PerProcess(_Memory, drop_inherited=True)
+in_process: PerProcess[_Memory] = PerProcess(_Memory, drop_inherited=True)
 
 
 def kept_opening(url: str, path: str, start: int) -> Opening | None:

@@ -190,7 +190,7 @@ class LimitDataset(_Bounded[T_co]):
     ) -> None:
         config = common_config((dataset,), worker_config)
         super().__init__(dataset, length * config.world_size, worker_config)
-        self.restart = reset_after_epoch or config.conventions == "energon"
+        self.restart: bool = reset_after_epoch or config.conventions == "energon"
 
     def len_stream(self, stream: int) -> int | None:
         share, inner = self.share(stream, 0), self.dataset.len_stream(stream)

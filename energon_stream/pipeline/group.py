@@ -141,7 +141,7 @@ class GroupBatchDataset(BatchMaker[T_co]):
             raise ConfigError(f"batch_size is {fixed_batch_size}", hint="use 1 or more")
         self.criterion: Callable[[Any], tuple[Hashable, int | None]] = sample_group_key
         self.batch_size = fixed_batch_size
-        self.counts_samples = fixed_batch_size is None
+        self.counts_samples: bool = fixed_batch_size is None
 
     def group_of(self, value: Any) -> tuple[Hashable, int]:
         """Return an element's group and its size. Raises ConfigError if there is no size."""

@@ -106,7 +106,7 @@ class RequestScheduler(Generic[T]):
         self._wake = wake
         self._watched: dict[T, _Watched] = {}
         self._look_at = math.inf
-        self.to_end = LatencyModel()
+        self.to_end: LatencyModel = LatencyModel()
         # The time to the first byte is short and hardly depends on the size, so it shows much sooner that a
         # request is late.
         self._to_first_byte = LatencyModel.of_first_bytes()

@@ -36,13 +36,15 @@ _MOST_OCTAL = 8**11 - 1  # a larger size is in another header
 _MAX_EXTENSION = 1 << 20  # bytes of a long name or of PAX records; more means damage
 
 _META_FOLDER = re.compile(r"__[^/]*__/")
-is_system_file = re.compile(
+is_system_file: Callable[[str], object] = re.compile(
     r"(?:^|/)(?:\._[^/]*$|\.DS_Store$|__MACOSX/|PaxHeaders?(?:\.[^/]*)?/)", re.DOTALL
 ).search
 """Finds names of files that macOS or an old tar program left beside the members: nobody's data."""
-is_windows_file = re.compile(r"(?i)(?:^|/)(?:(?:eh)?thumbs\.db|desktop\.ini)$|(?:^|/)@eaDir/").search
+is_windows_file: Callable[[str], object] = re.compile(
+    r"(?i)(?:^|/)(?:(?:eh)?thumbs\.db|desktop\.ini)$|(?:^|/)@eaDir/"
+).search
 """Finds names of files that Windows or a NAS left beside others. Tars may have them as samples."""
-pax_matters = re.compile(rb"(?:path|size|sparse|charset)[^\n]*=").search
+pax_matters: Callable[[bytes], object] = re.compile(rb"(?:path|size|sparse|charset)[^\n]*=").search
 """Finds PAX records that change names or sizes."""
 
 # name, size, checksum, type, magic, first byte of the prefix

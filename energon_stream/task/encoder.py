@@ -76,7 +76,7 @@ class TaskEncoder(PipelineBuilder, ABC, Generic[T_sample, T_encoded_sample, T_ra
     decoder: FileStoreDecoder | None = SampleDecoder()
     cookers: Sequence[Cooker[Any]] = ()
     packer: LengthPacker | None = None
-    rng = RngOfCall()
+    rng: RngOfCall = RngOfCall()
     blend_sample_size_alpha: float = 1.0
     blend_sample_size_epsilon: float = 1.0
 

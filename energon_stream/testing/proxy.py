@@ -89,7 +89,7 @@ class FaultProxy(LoopbackServer):
         self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._place.bind(("127.0.0.1", self._port))
         self._port = self._place.getsockname()[1]
-        self.endpoint_url = url_of(self._place)
+        self.endpoint_url: str = url_of(self._place)
         self._loop, self._stop = run_in_thread(partial(self._serve, self._listener()), "fault-proxy")
 
     def stop(self) -> None:

@@ -59,7 +59,7 @@ class ProcessServer(LoopbackServer):
             temporary = tempfile.TemporaryDirectory(prefix="s3-server-", ignore_cleanup_errors=True)
             folder = Path(stack.enter_context(temporary))
             port = self._port or free_ports(1)[0]
-            self.endpoint_url = f"http://127.0.0.1:{port}"
+            self.endpoint_url: str = f"http://127.0.0.1:{port}"
             log = folder / "log"
             with log.open("wb") as output:
                 path = os.environ.get("PATH", os.defpath)

@@ -114,7 +114,7 @@ class TarShard:
         self.scan: ShardScan = ShardScan(path)  # the samples, as ``scan_shard`` would find them
         self.digests: list[int] = []  # checksum of each sample
         self.local_path = local_path
-        self.size = 0  # bytes so far, without the end mark
+        self.size: int = 0  # bytes so far, without the end mark
         self._keys: set[str] = set()
         with named_errors(local_path):
             self._file = open(local_path, "wb", buffering=_BUFFER)  # noqa: SIM115 - closed by close()

@@ -55,7 +55,9 @@ class AudioStream(MediaStream):
         if not self.rate or not stream.time_base:
             raise DecodeError("the audio has no sample rate")
         self._tick = float(stream.time_base) * self.rate  # of the stream's clock, in samples
-        self.error = float(stream.time_base) if self._tick > 1 else 0.0  # of places after a seek, in seconds
+        self.error: float = (
+            float(stream.time_base) if self._tick > 1 else 0.0
+        )  # of places after a seek, in seconds
         self._delay: int = stream.codec_context.delay  # samples before the start; the decoder changes it
         is_plain = stream.codec_context.name.startswith("pcm_")
         self._preroll = _PLAIN_PREROLL if is_plain else _PREROLL

@@ -52,7 +52,7 @@ class RepairPlan:
     def __init__(
         self, sections: Sequence[Section], rule: Duplicates, excluded: Mapping[str, Collection[str] | None]
     ) -> None:
-        self.sections = list(sections)
+        self.sections: list[Section] = list(sections)
         self.reports: list[TarReport] = []
         self._changes: list[Changes] = []
         self._rule, self._excluded = rule, excluded
