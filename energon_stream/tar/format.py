@@ -44,7 +44,9 @@ is_windows_file: Callable[[str], object] = re.compile(
     r"(?i)(?:^|/)(?:(?:eh)?thumbs\.db|desktop\.ini)$|(?:^|/)@eaDir/"
 ).search
 """Finds names of files that Windows or a NAS left beside others. Tars may have them as samples."""
-pax_matters: Callable[[bytes | memoryview], object] = re.compile(rb"(?:path|size|sparse|charset)[^\n]*=").search
+pax_matters: Callable[[bytes | memoryview], object] = re.compile(
+    rb"(?:path|size|sparse|charset)[^\n]*="
+).search
 """Finds PAX records that change names or sizes."""
 
 # name, size, checksum, type, magic, first byte of the prefix
