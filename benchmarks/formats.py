@@ -6,7 +6,8 @@ Each row is a process of its own, that reads one shuffled pass, in batches of 16
 row has the medians of its rounds. ``(s3)`` is the S3 stand-in, a process beside it, which waits for
 ``latency`` before each answer; ``requests`` and ``MB`` are counted there, and ``trips`` is the number of
 requests of the first batch that waited for others before them. ``first batch s`` has the opening, and no
-imports; samples a second count from the first batch on.
+imports; samples a second count from the first batch on, before which a reader that fills a buffer of samples
+has read these: ``pass s`` has all of it.
 
 ``datasets`` of Hugging Face, with ``streaming=True``, runs where ``--datasets`` names a Python that has it
 and ``s3fs``: ``python -m venv .venv-datasets``, and ``.venv-datasets/bin/pip install datasets s3fs``.
@@ -191,6 +192,7 @@ def measure(row: str, folder: str, server: S3Server, given: argparse.Namespace) 
     figures = {
         "samples/s": found["rest"] / (found["end"] - found["first"]),
         "first batch s": found["first"] - found["begin"],
+        "pass s": found["end"] - found["begin"],
     }
     if options:
         log = sorted(server.log(), key=lambda entry: entry.time)

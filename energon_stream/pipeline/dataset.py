@@ -21,7 +21,7 @@ from energon_stream.pipeline.iterables import adopt
 from energon_stream.pipeline.node import INNER_STATE, Context, Item, Node, RestoreKey, State, foreign_key
 from energon_stream.pipeline.position import Position, is_activated
 from energon_stream.pipeline.stream_copies import iterate_parent, restore_own, save_own, stream_inputs
-from energon_stream.pipeline.stream_runner import StreamRunner, tuples, with_restore_key
+from energon_stream.pipeline.stream_runner import StreamRunner, with_restore_key
 from energon_stream.schedule import WeightChange
 from energon_stream.schedule.saved import is_count
 from energon_stream.worker import WorkerConfig
@@ -159,7 +159,7 @@ class SavableDataset(ABC, Generic[T_co]):
             raise ConfigError(
                 f"{restore_key!r} is not a restore key", hint="pass the __restore_key__ of a batch"
             )
-        _, stream, key = tuples(restore_key)
+        _, stream, key = restore_key
         with self.worker_config.activate(stream):
             item = self.restore_many([key], Context(self.worker_config, stream))[0]
         made: T_co = with_restore_key(item.value, ("Stream", stream, item.key))

@@ -138,11 +138,6 @@ def with_restore_key(value: Any, key: RestoreKey) -> Any:
     return value
 
 
-def tuples(key: Any) -> Any:
-    """Return a key with tuples for the lists that JSON, or a conversion of batches, made of them."""
-    return tuple(map(tuples, key)) if isinstance(key, (list, tuple)) else key
-
-
 class StreamRunner:
     """Runs some streams of a dataset in rotation.
 
