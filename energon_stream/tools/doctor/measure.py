@@ -85,6 +85,8 @@ class BenchReport:
             times = best.samples_per_second / (usual.samples_per_second or 1.0)
             found += f", {times:,.{1 if times < 10 else 0}f} times as fast as {usual.setting}"
         found += f". Its limit: {best.verdict}."
+        if _no_requests(self.runs):
+            found += " Local files take no requests, so only workers were tried."
         if best.cause in _MADE:
             most = max(run.setting.num_workers for run in self.runs)
             found += (
@@ -107,6 +109,10 @@ class BenchReport:
         return {"url": self.url, "runs": [asdict(run) for run in self.runs], "best": best, "code": self.code}
 
 
+def _no_requests(runs: Sequence[BenchRun]) -> bool:
+    return any(run.batches for run in runs) and not any(run.requests for run in runs)
+
+
 def best_of(runs: Sequence[BenchRun]) -> BenchRun:
     """Return the fastest run; the first one if no other is clearly faster."""
     fastest = max(runs, key=lambda run: run.samples_per_second)
@@ -127,8 +133,9 @@ def bench(
     """Measure how fast training reads its data, with several settings, and recommend some.
 
     One setting is changed at a time: first the workers, then the requests at one time, then their size, each
-    with the best values of those before. A run is a process of its own, reads without a cache, and ends with
-    its share of the seconds or with one pass over the data.
+    with the best values of those before. Local files take no requests: workers alone are tried. A run is a
+    process of its own, reads without a cache, and ends with its share of the seconds or with one pass over
+    the data.
 
     Args:
         url: The dataset or metadataset; see :func:`get_train_dataset`.
@@ -160,10 +167,11 @@ def bench(
     }
     if not all(values.values()) or not seconds > 0:
         raise ConfigError(f"nothing to try: {values} in {seconds} s", hint="give one value of each or more")
-    each = seconds / sum(1 for _ in try_settings(values, lambda setting: 0.0))
+    number = sum(1 for _ in try_settings(values, lambda setting: 0.0))
     runs: list[BenchRun] = []
 
     def measure(setting: Setting) -> float:
+        each = seconds / (len(workers) if _no_requests(runs) else number)
         run = run_isolated(lambda: _run(url, setting, each, batch_size, options))
         runs.append(run)
         if on_run is not None:
@@ -171,7 +179,8 @@ def bench(
         return run.samples_per_second
 
     for _ in try_settings(values, measure):
-        pass
+        if _no_requests(runs) and len(runs) == len(workers):
+            break
     return BenchReport(strip_credentials(url), tuple(runs))
 
 
