@@ -230,6 +230,18 @@ def test_a_suite_runs_each_block_that_does_not_run_here() -> None:
     assert tested >= SKIPPED.keys()
 
 
+def test_each_command_that_agents_are_told_is_run() -> None:
+    """A command in a sentence alone could have an option that there is not, and had one."""
+    pages = [path.read_text() for path in (ROOT / "energon_stream/skills").rglob("*.md")]
+    blocks = [block for text in pages for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)]
+    named, run = (
+        {name for text in texts for name in re.findall(r"energon-stream ([a-z-]+)", text)}
+        for texts in (pages, blocks)
+    )
+    assert named == run
+    assert len(run) > 10
+
+
 def test_what_users_are_told_to_install_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

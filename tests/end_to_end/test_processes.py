@@ -64,8 +64,10 @@ def test_cluster_files_call_the_example_with_options_that_it_has():
     used = {argument.partition("=")[0] for argument in arguments[script + 1 :]}
     batch = (EXAMPLES / "slurm" / "train.sbatch").read_text()
     spot = yaml.safe_load((EXAMPLES / "skypilot" / "train.yaml").read_text())["run"]
-    for program in (batch, spot):
+    lint = (EXAMPLES / "slurm" / "lint.sbatch").read_text()
+    for program in (batch, spot, lint):
         subprocess.run(["bash", "-n"], input=program, text=True, check=True)
+    for program in (batch, spot):
         assert used == set(re.findall(r"--[a-z-]+", program.rpartition("train_ddp.py")[2]))
     launch = ast.parse((EXAMPLES / "sagemaker" / "launch.py").read_text())
     call = next(node for node in ast.walk(launch) if isinstance(node, ast.Call) and node.keywords)
