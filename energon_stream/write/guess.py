@@ -89,10 +89,10 @@ def _unique(parts: Sequence[PartFrom]) -> Iterator[PartFrom]:
 
 
 def guess_field_map(fields: Mapping[str, bool], parts: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """Return parts for the fields of a sample type, and the fields that need one and have none.
+    """Return a part for each field of a sample type, and the required fields without a part.
 
-    ``fields`` says of each whether it needs one. A field's part has its name, also before an extension, or
-    else is what the library writes for such a field.
+    ``fields`` says which are required. The part has the field's name, also before an extension, or else the
+    name that the library writes for such a field.
 
     Example:
         >>> guess_field_map({"image": True, "label": False, "context": True}, ["jpg", "png", "cls", "json"])
