@@ -196,6 +196,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.getoption("numprocesses", None):
         everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        # Test modules that are imported already have taken how much they try from the profile of every run.
+        everything &= config.getoption("--hypothesis-profile") is None
         python = children.interpreter(*filter(_is_there, IMPORTED), *["import_tests"] * everything)
         config.option.tx = [f"popen//python={python}"] * len(config.option.tx)
 

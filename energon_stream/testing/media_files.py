@@ -78,6 +78,7 @@ class VideoFile:
         stream.pix_fmt = "yuv420p"
         stream.codec_context.gop_size = self.group
         stream.codec_context.max_b_frames = self.b_frames
+        stream.codec_context.thread_count = 1  # the bytes of any machine; threads of libvpx would spin
         if self.codec == "libx264":
             parameters = f"keyint={self.group}:scenecut=0:bframes={self.b_frames}"
             stream.options = {"x264-params": parameters, "preset": "ultrafast"}

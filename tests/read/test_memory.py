@@ -9,6 +9,7 @@ import sys
 import time
 import weakref
 
+import children
 import numpy as np
 import pytest
 from reference_writer import write_reference_dataset
@@ -241,9 +242,8 @@ print(text.value.count(b"<heap nr="))
 
 def run(program, url, server):
     """Numbers that a program prints in a process of its own: memory of the system's view, Rust's included."""
-    command = [sys.executable, "-c", program, url, repr(server.storage_options)]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return [int(word) for word in output.split()]
+    done = children.run("-c", program, url, repr(server.storage_options), check=True)
+    return [int(word) for word in done.stdout.split()]
 
 
 def test_a_sample_of_many_budgets_is_in_memory_once(tmp_path):
@@ -287,5 +287,6 @@ def test_threads_share_two_arenas_where_the_user_says_nothing(tmp_path, monkeypa
     if setting:
         monkeypatch.setenv("MALLOC_ARENA_MAX", setting)
     with S3Server(tmp_path) as server:
-        (arenas,) = run(ARENAS, "s3://bucket/data", server)
+        command = [sys.executable, "-c", ARENAS, "s3://bucket/data", repr(server.storage_options)]
+        arenas = int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     assert least <= arenas <= most

@@ -22,6 +22,7 @@ from energon_stream.loader import get_loader
 from energon_stream.pipeline.map import MapDataset
 from energon_stream.storage import _s3fs, run_isolated, shared_fetcher
 from energon_stream.testing.operator_suite import NumbersDataset
+from energon_stream.testing.s3server import S3Server
 from energon_stream.worker import WorkerConfig
 
 PROGRAM = """
@@ -150,11 +151,13 @@ def test_threads_that_open_stores_share_one(tmp_path, often_switching):
             assert len(set(map(id, in_threads(open_it)))) == 1
 
 
-@pytest.fixture
-def seen(s3_server, tmp_bucket):
-    s3_server.put(f"{tmp_bucket}/key", b"data")
-    program = textwrap.dedent(PROGRAM).format(url=tmp_bucket, options=s3_server.storage_options)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def seen():
+    with S3Server() as server:
+        server.create_bucket("bucket")
+        server.put("s3://bucket/key", b"data")
+        program = textwrap.dedent(PROGRAM).format(url="s3://bucket", options=server.storage_options)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

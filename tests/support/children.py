@@ -422,8 +422,9 @@ class _OwnServer(_Server):
             listener.bind(self.address)
             listener.listen(64)
             numbers = (listener.fileno(), theirs.fileno())
+            # One that imports more begins as a fork of the one that has imported the rest.
             self._process = subprocess.Popen(
-                [sys.executable, __file__, *map(str, numbers), self.launcher, *preload],
+                [launcher() if preload else sys.executable, __file__, *map(str, numbers), self.launcher, *preload],
                 pass_fds=numbers,
                 # OpenBLAS starts threads when it is imported.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
@@ -441,7 +442,7 @@ class _OwnServer(_Server):
 
 
 _servers: dict[tuple[int, tuple[str, ...]], _Server] = {}
-_starting = threading.Lock()
+_starting = threading.RLock()
 
 
 def _server(preload: tuple[str, ...] = ()) -> _Server:
