@@ -114,7 +114,7 @@ environment = dict(os.environ)
 arguments = sys.argv[1:]
 while arguments and arguments[0] in ("-u", "-B"):
     del arguments[0]
-if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-c", "-m")):
+if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-c", "-m", "-")):
     real()
 if any(environment.get(name) != value for name, value in {startup!r}.items()):
     real()
@@ -123,6 +123,8 @@ try:
     connection.connect(environment[{server!r}])
 except (KeyError, OSError):
     real()
+if arguments[:1] == ["-"]:  # the program comes on standard input
+    arguments = ["-c", sys.stdin.read(), *arguments[1:]]
 files = []
 for number in map(int, os.listdir("/dev/fd")):
     try:

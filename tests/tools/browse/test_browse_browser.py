@@ -19,7 +19,7 @@ from energon_stream.tools.browse.training import Run
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def dom():
     """Return the text of the page when its scripts have run and its data has come."""
     with asyncio.Runner() as runner:
