@@ -59,7 +59,8 @@ def data(tmp_path_factory):
     return folder
 
 
-def run(tmp_path, server, bucket, *, extra="", options="", main=GUARDED, rounds=(2,)):
+def run(tmp_path, server, bucket, *, extra="", options="", main=GUARDED, rounds=(2,), finalize=False):
+    """Run the program; ``end_to_end/test_exits.py`` finalizes processes of all start methods."""
     program = tmp_path / "program.py"
     text = PROGRAM.format(
         url=f"{bucket}/data",
@@ -70,7 +71,7 @@ def run(tmp_path, server, bucket, *, extra="", options="", main=GUARDED, rounds=
         rounds=rounds,
     )
     program.write_text(text)
-    return children.run(str(program), finalize=True)
+    return children.run(str(program), finalize=finalize)
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def bucket(s3_server, tmp_bucket, data):
 
 def test_after_a_loop_without_workers_they_read_through_obstore(tmp_path, s3_server, bucket):
     """The usual order in a notebook. Workers used to fall back to s3fs, with a warning each."""
-    done = run(tmp_path, s3_server, bucket, rounds=(1, 2))
+    done = run(tmp_path, s3_server, bucket, rounds=(1, 2), finalize=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"[({OBSTORE}, 'ForkServerProcess')]"] * 2
     assert "fsspec" not in done.stderr

@@ -425,8 +425,9 @@ class _OwnServer(_Server):
             listener.listen(64)
             numbers = (listener.fileno(), theirs.fileno())
             # One that imports more begins as a fork of the one that has imported the rest.
+            python = launcher() if preload else sys.executable
             self._process = subprocess.Popen(
-                [launcher() if preload else sys.executable, __file__, *map(str, numbers), self.launcher, *preload],
+                [python, __file__, *map(str, numbers), self.launcher, sys.executable, *preload],
                 pass_fds=numbers,
                 # OpenBLAS starts threads when it is imported.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
@@ -640,7 +641,8 @@ def _execute(main: ModuleType, path: list[str], kind: str, *arguments: str) -> N
 def _main() -> None:
     listener, life = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     executable, path = sys.argv[3], [*sys.path[1:], str(HERE)]
-    for name in (*PRELOADED, *_MORE, *sys.argv[4:]):
+    sys.executable = sys.argv[4]  # of a fork, it is a launcher
+    for name in (*PRELOADED, *_MORE, *sys.argv[5:]):
         __import__(name)
     # torch takes its operators back one by one at an exit: four fifths of what a short child costs.
     _imported.extend(each for each in weakref.finalize._registry if each.atexit)  # type: ignore[attr-defined]
