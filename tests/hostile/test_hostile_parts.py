@@ -48,7 +48,9 @@ def zip_of(stream, members, method=zipfile.ZIP_DEFLATED):
 
 
 def png(size):
-    return saved(lambda stream, value: value.save(stream, "PNG", compress_level=1), Image.new("1", (size, size)))
+    return saved(
+        lambda stream, value: value.save(stream, "PNG", compress_level=1), Image.new("1", (size, size))
+    )
 
 
 # Made when a test needs one: processes that run other tests need not spend a second on them.
