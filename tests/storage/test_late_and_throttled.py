@@ -340,9 +340,12 @@ def test_close_fork_and_exit_with_a_late_request_in_flight(s3_server, tmp_bucket
     for key in ("slow", "sloth"):
         s3_server.put(f"{tmp_bucket}/{key}", OBJECT[:SIZE])
         s3_server.add_rule(Rule("delay", f"*/{key}", times=1, seconds=4))  # the exit waits for 5
+    options = s3_server.storage_options | {
+        "config_kwargs": {"read_timeout": 300}
+    }  # or a busy machine retries
     program = f"""
         from energon_stream.storage import *
-        store = StoreSpec({tmp_bucket!r}, {s3_server.storage_options!r}).open()
+        store = StoreSpec({tmp_bucket!r}, {options!r}).open()
         read = lambda fetcher, key: fetcher.submit(store, key, ByteRange(0, {SIZE})).result().data
         for fetcher, key in ((Fetcher(8), "slow"), (shared_fetcher(8), "sloth")):
             for _ in range(40):
