@@ -247,7 +247,7 @@ def test_errors_say_which_file(tmp_path):
         (["streams"], r"not a rank's state \[entry of stream 2 in \S*streams\]"),
         (["fewer"], r"lacks the streams \[5, 8, 11\] of rank 2 of 3 \[\S*fewer\]"),
         (["all", "r1"], r"ranks \[0, 1, 1, 2\].*\[rank 1 in \S*all, \S*r1\]"),
-        (["r0", "r1", "wrapped"], r"different forms.*\[\S*r0, \S*wrapped\]"),
+        (["r0", "r1", "wrapped"], r"of different kinds.*\[\S*r0, \S*wrapped\]"),
     ]:
         failed = invoke("redist", *[tmp_path / name for name in names], out, "--new-world-size", 1)
         assert failed.exit_code == 1, names
