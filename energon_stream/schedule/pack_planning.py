@@ -236,28 +236,36 @@ def swap_packs(loads: Int64Array, bins: Int64Array, more: Int64Array | int = 0) 
     that leave the smallest difference. ``more`` is what is added to the loads of each stream in a step.
     """
     steps, streams, size = bins.shape
-    half, kinds, every = streams // 2, loads.shape[1], np.arange(steps)[:, None]
-    bins, sums = bins.copy(), loads[bins].sum(axis=2) + more
+    half, kinds, begin = streams // 2, loads.shape[1], np.arange(steps)[:, None] * streams
+    sums = (loads[bins].sum(axis=2) + more).reshape(-1, kinds).T.copy()
+    # Pairs are the last axis, which is long: NumPy's loops over short ones are slow.
+    columns, packs = loads.T.copy(), bins.reshape(-1, size).T.copy()
     for turn in range(_TURNS * kinds if half and size > 1 else 0):
         kind = turn % (kinds + 1)
-        order = np.argsort(sums[:, :, kind] if kind < kinds else sums.sum(axis=2), axis=1, kind="stable")
-        heavy, light = order[:, ::-1][:, :half], np.roll(order[:, :half], turn // (kinds + 1), axis=1)
+        by = (sums[kind] if kind < kinds else sums.sum(axis=0)).reshape(steps, streams)
+        # A stream's number tells it from those of equal loads, and comes out of the sort with them.
+        order = np.sort(by * streams + np.arange(streams), axis=1) % streams + begin
+        heavy = order[:, ::-1][:, :half].ravel()
+        light = order[:, (np.arange(half) - turn // (kinds + 1)) % half].ravel()
         places = (np.arange(min(size, _CHOICE)) + turn * _CHOICE) % size
-        gap = sums[every, heavy] - sums[every, light]
-        given, taken = loads[bins[every, heavy]][:, :, places], loads[bins[every, light]][:, :, places]
-        after = gap[:, :, None, None] - 2 * (given[:, :, :, None] - taken[:, :, None])
-        squares = (after**2).sum(axis=4).reshape(steps, half, -1)
-        best = squares.argmin(axis=2)
-        least = np.take_along_axis(squares, best[:, :, None], axis=2)[:, :, 0]
-        step, pair = np.nonzero(least < (gap**2).sum(axis=2))
-        one, other = heavy[step, pair], light[step, pair]
-        mine, yours = np.divmod(best[step, pair], len(places))
-        first, second = bins[step, one, places[mine]], bins[step, other, places[yours]]
-        bins[step, one, places[mine]], bins[step, other, places[yours]] = second, first
-        shift = loads[first] - loads[second]
-        sums[step, one] -= shift
-        sums[step, other] += shift
-    return bins
+        given, taken = packs[places[:, None], heavy], packs[places[:, None], light]
+        squares = np.zeros((len(places), len(places), len(heavy)), dtype=np.int64)
+        before = np.zeros(len(heavy), dtype=np.int64)
+        for total, load in zip(sums, columns, strict=True):
+            gap = total[heavy] - total[light]
+            after = (gap - 2 * load[given])[:, None] + 2 * load[taken]
+            squares += np.multiply(after, after, out=after)
+            before += gap**2
+        pair = np.flatnonzero(squares.min(axis=(0, 1)) < before)
+        best = squares.reshape(-1, len(heavy))[:, pair].argmin(axis=0)
+        mine, yours = np.divmod(best, len(places))
+        one, other, first, second = heavy[pair], light[pair], given[mine, pair], taken[yours, pair]
+        packs[places[mine], one], packs[places[yours], other] = second, first
+        for total, load in zip(sums, columns, strict=True):
+            shift = load[first] - load[second]
+            total[one] -= shift
+            total[other] += shift
+    return packs.T.reshape(bins.shape)
 
 
 def rows_of_steps(ranked: Int64Array, steps: int, streams: int, key: int) -> Iterator[Int64Array]:

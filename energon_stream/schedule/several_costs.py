@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from energon_stream.arrays import Int64Array
+    from energon_stream.arrays import Float64Array, Int64Array
     from energon_stream.schedule.pack_planning import Load
 
+_CHECKED = 16  # rows of samples after which packs are checked for room
 _BLOCK = 64  # packs that are formed together of samples with several costs
 _NO_LIMIT = 1 << 62
 _FILLS = (0.98, 0.95, 0.9, 0.8, 0.65, 0.5)
@@ -37,55 +38,97 @@ class PackKind(NamedTuple):
 
 
 def pack_kinds(
-    costs: Int64Array, capacities: Sequence[int | None], packs: int, *, fullest: bool
+    costs: Int64Array, capacities: Sequence[int | None], packs: int, *, or_fullest: bool = False
 ) -> Int64Array | None:
     """Put samples with several costs into packs: the largest first, each where all costs stay the most even.
 
     Packs are made in blocks side by side, each of samples of all sizes. ``costs`` has a column for each kind;
-    a kind without a capacity is made even only. ``fullest`` prefers the fullest pack that has room instead.
+    a kind without a capacity is made even only. With ``or_fullest``, samples that do not fit so are put into
+    the fullest pack that has room.
 
     Returns the pack of each sample; None if ``packs`` do not suffice.
 
     Example:
         >>> costs = np.array([[6, 0], [5, 4], [4, 4], [3, 0]])
-        >>> pack_kinds(costs, (10, None), 2, fullest=False).tolist()
+        >>> pack_kinds(costs, (10, None), 2).tolist()
         [1, 0, 1, 0]
     """
     blocks = next(count for count in range(max(1, packs // _BLOCK), 0, -1) if packs % count == 0)
-    rounds = -(-len(costs) // blocks)
-    totals = costs.sum(axis=0).tolist()
-    limits = np.array([_NO_LIMIT if room is None else room for room in capacities], dtype=np.int64)
-    alone = (costs + costs.min(axis=0, initial=_NO_LIMIT) > limits).any(axis=1)  # no other fits beside it
-    if (costs[~alone].sum(axis=0) > (packs - int(alone.sum())) * limits.astype(np.float64)).any():
-        return None  # as they would not fit after all were tried
-    scale = np.array(
-        [1 / (room or max(1, total) / packs) for room, total in zip(capacities, totals, strict=True)]
-    )
-    dealt = np.full(rounds * blocks, len(costs))
-    dealt[: len(costs)] = np.argsort(-(costs * scale).max(axis=1), kind="stable")
-    padded = np.concatenate([costs.T, np.zeros((costs.shape[1], 1), dtype=np.int64)], axis=1)
-    placed = np.empty(len(costs) + 1, dtype=np.int64)
-    sums = np.zeros((costs.shape[1], blocks, packs // blocks), dtype=np.int64)
-    of_block, every = np.zeros((costs.shape[1], blocks), dtype=np.int64), np.arange(blocks)
-    of_each, most = scale[:, None, None], limits[:, None, None]
-    for own in dealt.reshape(rounds, blocks):
-        kind = int(((of_block.max(axis=1) - of_block.min(axis=1)) * scale).argmax())
-        light = of_block[kind].argsort(kind="stable")
-        mine = np.empty_like(own)
-        mine[light] = own[(-padded[kind, own]).argsort(kind="stable")]
-        added = padded[:, mine]
-        after = sums + added[:, :, None]
-        scaled = after * of_each
-        score = -scaled.sum(axis=0) if fullest else reduce(np.maximum, scaled)
-        score[reduce(np.logical_or, after > most)] = np.inf
-        pick = score.argmin(axis=1)
-        if score[every, pick].max() == np.inf:
+    columns = np.ascontiguousarray(costs.T)
+    limits = np.array([_NO_LIMIT if room is None else room for room in capacities], dtype=np.int64)[:, None]
+    alone = (columns > limits - columns.min(axis=1, initial=_NO_LIMIT, keepdims=True)).any(axis=0)
+    if (columns[:, ~alone].sum(axis=1) > (packs - int(alone.sum())) * limits[:, 0].astype(np.float64)).any():
+        return None  # no other fits beside these, so that they would not fit after all were tried
+    totals = columns.sum(axis=1).tolist()
+    rooms = [room or max(1, total) / packs for room, total in zip(capacities, totals, strict=True)]
+    scale = [1 / room for room in rooms]
+    order = np.argsort(-(columns * np.array(scale)[:, None]).max(axis=0), kind="stable")
+    dealt = np.append(order, np.full(-len(costs) % blocks, len(costs))).reshape(-1, blocks)
+    padded = np.append(columns, np.zeros((len(columns), 1), dtype=np.int64), axis=1)
+    mine = _deal_to_blocks(padded, dealt, scale)
+    added = padded.astype(np.float64)[:, mine].transpose(1, 0, 2).copy()  # in which sums are exact
+    for fullest in (False, True)[: 1 + or_fullest]:
+        picks = _pick_packs(added, packs // blocks, capacities, scale, fullest=fullest)
+        if picks is not None:
+            placed = np.empty(len(costs) + 1, dtype=np.int64)
+            placed[mine] = picks
+            is_used = np.zeros(packs, dtype=np.bool_)
+            is_used[placed[:-1]] = True
+            found: Int64Array = (np.cumsum(is_used) - 1)[placed[:-1]]
+            return found
+    return None
+
+
+def _deal_to_blocks(costs: Int64Array, dealt: Int64Array, scale: list[float]) -> Int64Array:
+    """Deal the samples of each row to blocks, by the cost in which the blocks differ most so far.
+
+    The largest sample of a row goes to the block that has least of that cost. Returns rows by block.
+    """
+    blocks, columns, found = range(dealt.shape[1]), costs.tolist(), list[list[int]]()
+    if len(blocks) == 1:
+        return dealt
+    sums = [[0] * len(blocks) for _ in columns]
+    for own in dealt.tolist():
+        apart = [(max(each) - min(each)) * part for each, part in zip(sums, scale, strict=True)]
+        kind = apart.index(max(apart))
+        heavy = sorted(own, key=columns[kind].__getitem__, reverse=True)
+        for block, sample in zip(sorted(blocks, key=sums[kind].__getitem__), heavy, strict=True):
+            own[block] = sample
+        sums = [
+            [had + cost[sample] for had, sample in zip(each, own, strict=True)]
+            for each, cost in zip(sums, columns, strict=True)
+        ]
+        found.append(own)
+    return np.array(found, dtype=np.int64).reshape(dealt.shape)
+
+
+def _pick_packs(
+    added: Float64Array, size: int, capacities: Sequence[int | None], scale: list[float], *, fullest: bool
+) -> Int64Array | None:
+    """Return the pack of each sample of each row; None if one does not fit.
+
+    ``added`` has the costs, of the shape (rows, kinds, blocks); a block has ``size`` packs.
+    """
+    rows, kinds, blocks = added.shape
+    sums, parts = np.zeros((2, kinds, blocks, size))
+    each, every = [*parts], sums.reshape(-1)
+    limited = [part for part, room in zip(each, capacities, strict=True) if room is not None]
+    most = np.array([np.inf if room is None else room for room in capacities])[:, None, None]
+    first = np.arange(0, sums.size, size).reshape(kinds, blocks)
+    picks = np.empty((rows, blocks), dtype=np.int64)
+    for row, (own, pick) in enumerate(zip(added[..., None], picks, strict=True)):
+        np.add(sums, own, out=parts)
+        for part, of_room in zip(each, scale, strict=True):
+            np.multiply(part, of_room, out=part)
+        score = -reduce(np.add, each) if fullest else reduce(np.maximum, each)
+        if fullest or len(limited) < kinds:  # else packs without room, above 1, are last anyway
+            score[reduce(np.maximum, limited) > 1] = np.inf
+        score.argmin(axis=1, out=pick)
+        every[first + pick] += own[..., 0]
+        if (row % _CHECKED == 0 or row == rows - 1) and (sums > most).any():
             return None
-        sums[:, every, pick] += added
-        of_block += added
-        placed[mine] = every * (packs // blocks) + pick
-    found: Int64Array = np.unique(placed[:-1], return_inverse=True)[1].astype(np.int64)
-    return found
+    picks += first[0]
+    return picks
 
 
 def fill_kinds(
@@ -117,10 +160,9 @@ def fill_kinds(
     tries = [(count if room < packs else max(count, fits), room) for count, room in tries]
     for count, room in dict.fromkeys([*tries, (fits, packs)]):
         own = np.flatnonzero(used[:count])
-        for fullest in (False, True):
-            pack = pack_kinds(costs[own], capacities, max(1, room), fullest=fullest)
-            if pack is not None:
-                return count, own, pack
+        pack = pack_kinds(costs[own], capacities, max(1, room), or_fullest=True)
+        if pack is not None:
+            return count, own, pack
     raise AssertionError("samples that fit one by one fit as many packs")
 
 
@@ -155,8 +197,8 @@ def fill_beside_large(
         if not len(others) or parts[others].sum(axis=0).max() > _BESIDE[0] * (packs - more - large):
             continue
         rest = np.setdiff1d(np.flatnonzero(used[:count]), alike)
-        first = pack_kinds(costs[alike], capacities, more, fullest=False)
-        last = None if first is None else pack_kinds(costs[rest], capacities, packs - more, fullest=False)
+        first = pack_kinds(costs[alike], capacities, more)
+        last = None if first is None else pack_kinds(costs[rest], capacities, packs - more)
         if first is None or last is None:
             continue
         own, pack = np.concatenate([alike, rest]), np.concatenate([first, last + more])
