@@ -166,3 +166,27 @@ def test_a_port_that_is_taken_is_said(folder):
         done = CliRunner().invoke(main, ["demo-data", str(folder), "--serve", "--port", str(port)])
     assert done.exit_code == 1
     assert "choose another" in done.output
+
+
+def test_a_command_runs_beside_the_store_and_has_its_status(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    body = "boto3.client('s3').get_object(Bucket='data', Key='mine.txt')['Body'].read()"
+    program = f"import boto3, sys; sys.exit(len({body}))"
+    command = ("demo-data", str(tmp_path), "--serve", "--", sys.executable, "-c", program)
+    with children.start("-m", "energon_stream", *command) as child:
+        assert child.wait(60) == len("mine")
+    assert os.listdir(tmp_path) == ["mine.txt"]  # a folder with files gets none
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--serve", "no-such-program"), "'no-such-program' cannot be run"),
+        (("ls",), "add --serve"),
+        (("--serve", "--json", "ls"), "put -- before it"),
+    ],
+)
+def test_a_command_that_cannot_run_is_named(folder, words, said):
+    done = CliRunner().invoke(main, ["demo-data", str(folder), *words])
+    assert done.exit_code == 2
+    assert said in done.output
