@@ -41,6 +41,10 @@ _ELSEWHERE = {
     "cookers": "set them in the task encoder: class Encoder(DefaultTaskEncoder): cookers = [Cooker(…)]",
     "collate_fn": "override `batch` of a task encoder",
     "transform": "override `encode_sample` of a task encoder",
+    **dict.fromkeys(
+        ("batch_size", "batch_drop_last", "split_part", "task_encoder"),
+        "pass it to the dataset: get_loader(get_train_dataset(path, batch_size=8))",
+    ),
     "limit": "get_val_dataset has it; for training, set virtual_epoch_length, or leave the loop",
 }
 """Names that other libraries use here, and what does the same."""

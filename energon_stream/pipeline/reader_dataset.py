@@ -290,7 +290,8 @@ class ReaderDataset(SavableDataset[Any]):
             raise EmptyStreamError(
                 f"{samples} sample{'s'[: samples != 1]} cannot be dealt to {streams} streams (ranks times workers)",
                 where=", ".join(leaf.index.name for leaf in self.leaves),
-                hint="use fewer workers or ranks, a smaller num_streams, or a larger split part",
+                hint="use fewer workers or ranks, such as worker_config=WorkerConfig(rank=0, world_size=1, "
+                "num_workers=0), a smaller num_streams, or a larger split part",
             )
 
     def make_node(self, context: Context, state: State | None) -> Node:

@@ -50,7 +50,8 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _REGION = re.compile(r"<Region>([\w-]+)</Region>")
 # Errors name one of these when the search for credentials found none: the metadata services, our provider.
-_CREDENTIAL_SIGNS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "credential provider")
+_METADATA = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+_CREDENTIAL_SIGNS = (*_METADATA, "credential provider")
 # What obstore says of answers that make no sense, and what this library says.
 _BAD_ANSWERS = {
     "Content-Length Header missing": "the answer has no Content-Length",
@@ -203,7 +204,9 @@ class ObstoreStore(ScheduledStore, RemoteStore):
         # The first part is meant for people; the second is a dump of Rust values that may contain secrets.
         text, _, dump = str(error).partition("\n\nDebug source")
         status = _STATUS.search(text)
-        if status:
+        # Of a metadata service, a refusal says that it has none; the store was not asked.
+        is_search = any(sign in text for sign in _METADATA)
+        if status and not (is_search and status[1].startswith("4")):
             found = (pattern.search(text) for pattern in (_CODE, _MESSAGE, _REGION))
             code, message, region = (match[1] if match else "" for match in found)
             return self._refused(path, int(status[1]), code, message, region or None)
@@ -211,6 +214,7 @@ class ObstoreStore(ScheduledStore, RemoteStore):
             return self._error(TransientStorageError, path, text[text.index(FAILED) :], answered=False)
         if any(sign in text for sign in _CREDENTIAL_SIGNS):
             named = "" if "credential provider" in text else f" ({text})"  # our own says no more
+            named = f" (the machine's metadata service: HTTP {status[1]})" if status else named
             return self._no_credentials(path, f"no credentials were found{named}")
         if isinstance(error, FileNotFoundError):
             return self._refused(path, 404, message=text)

@@ -91,6 +91,7 @@ def test_tools_follow_the_same_defaults(texts):
         (get_train_dataset, "shuffle", "shuffle_buffer_size"),
         (get_train_dataset, "shardshuffle", "shuffle_buffer_size"),
         (get_train_dataset, "resampled", "shuffle_over_epochs_multiplier=-1"),
+        (get_loader, "batch_size", "pass it to the dataset"),
         (get_train_dataset, "decoder", "in the task encoder"),
         (get_train_dataset, "collate_fn", "override `batch`"),
         (get_train_dataset, "limit", "get_val_dataset has it"),

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import http.server
+import os
 import shutil
 import ssl
 import subprocess
@@ -14,7 +15,13 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from energon_stream.errors import ConfigError, StorageError, TransientStorageError, UnsupportedStoreError
+from energon_stream.errors import (
+    AccessDeniedError,
+    ConfigError,
+    StorageError,
+    TransientStorageError,
+    UnsupportedStoreError,
+)
 from energon_stream.storage import RetryPolicy, StoreSpec
 
 TRANSPORTS = ("obstore", "fsspec")
@@ -42,6 +49,9 @@ class Proxy(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+    def do_PUT(self):
+        self.send_error(403)
 
     def log_message(self, *_):
         pass
@@ -275,3 +285,14 @@ def test_a_bundle_that_cannot_be_used_is_named(get, tmp_path, client, way):
             )
         assert name in str(caught.value)
         assert path in str(caught.value)
+
+
+def test_a_refusal_of_the_metadata_service_is_not_one_of_the_bucket(proxy, tmp_path, monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.upper().endswith("_PROXY"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HTTP_PROXY", proxy.url)  # before http://169.254.169.254, which has no keys for us
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    with pytest.raises(AccessDeniedError, match=r"no credentials were found.*403.*AWS_ACCESS_KEY_ID"):
+        StoreSpec("s3://bucket", transport="obstore").open().get("key")
