@@ -15,7 +15,7 @@ from energon_stream.logs import log_once
 from energon_stream.media import Lazy
 from energon_stream.samples import METADATA_FIELDS, batch_metadata
 from energon_stream.samples.encoded_images import EncodedImages
-from energon_stream.samples.sample import CrudeBatch, CrudeSample, with_same_parts
+from energon_stream.samples.sample import CrudeBatch, CrudeSample, crude_batch, with_same_parts
 from energon_stream.samples.tensors import is_namedtuple, pad_concat, pad_stack, stack
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _by_field(values: list[Any], join: Join) -> Any:
             )
         fields = {key: join(key, [value[key] for value in values]) for key in first}
         short = isinstance(first, CrudeSample | CrudeBatch) and conventions() == "own"
-        return CrudeBatch(fields) if short else fields
+        return crude_batch(fields) if short else fields
     if is_namedtuple(first):
         columns = zip(first._fields, zip(*values, strict=True), strict=True)
         return type(first)(*(join(name, list(column)) for name, column in columns))

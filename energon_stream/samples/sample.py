@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cache
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, dataclass_transform, overload
 
 from energon_stream.errors import ConfigError
+from energon_stream.fork import PerProcess
 from energon_stream.logs import log_once
 from energon_stream.printable import described, printable_line
 from energon_stream.samples.tensors import map_tensors
@@ -236,26 +236,42 @@ class _ShownDict(dict[str, Any]):
 
 
 class CrudeBatch(_ShownDict):
-    """A batch of crude samples: a dict, also to functions of PyTorch that map trees of tensors."""
+    """A batch of crude samples: a dict, also to functions of PyTorch that map trees of tensors.
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if torch := sys.modules.get("torch"):
-            _tell_torch(torch)
-        return super().__new__(cls, *args, **kwargs)
+    :func:`crude_batch` makes it. ``torch.compile`` takes no dicts whose class has a ``__new__``.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return crude_batch, (dict(self),)
 
 
-@cache
-def _tell_torch(torch: ModuleType) -> None:
-    tree = torch.utils._pytree
-    tree.register_pytree_node(
-        CrudeBatch,
-        lambda batch: ([*batch.values()], [*batch]),
-        lambda values, names: CrudeBatch(zip(names, values, strict=True)),
-        serialized_type_name=f"{CrudeBatch.__module__}.{CrudeBatch.__qualname__}",
-        to_dumpable_context=list,
-        from_dumpable_context=list,
-        flatten_with_keys_fn=lambda batch: ([(tree.MappingKey(k), v) for k, v in batch.items()], [*batch]),
-    )
+def crude_batch(fields: Mapping[str, Any]) -> CrudeBatch:
+    """Return a batch of crude samples, of which PyTorch knows if it is imported."""
+    if "torch" in sys.modules:
+        _told.get()
+    return CrudeBatch(fields)
+
+
+def _tell_torch() -> bool:
+    from torch.utils import _pytree as tree
+
+    if CrudeBatch not in tree.SUPPORTED_NODES:  # as in a fork of a process that has told it
+        tree.register_pytree_node(
+            CrudeBatch,
+            lambda batch: ([*batch.values()], [*batch]),
+            lambda values, names: CrudeBatch(zip(names, values, strict=True)),
+            serialized_type_name=f"{CrudeBatch.__module__}.{CrudeBatch.__qualname__}",
+            to_dumpable_context=list,
+            from_dumpable_context=list,
+            flatten_with_keys_fn=lambda batch: (
+                [(tree.MappingKey(k), v) for k, v in batch.items()],
+                [*batch],
+            ),
+        )
+    return True
+
+
+_told = PerProcess(_tell_torch)
 
 
 class CrudeSample(_ShownDict):

@@ -175,5 +175,7 @@ def test_a_batch_of_crude_samples_is_a_dict_to_other_programs(monkeypatch):
         p for p, _ in tree_flatten_with_path(plain)[0]
     ]
     assert json.loads(treespec_dumps(tree_flatten(batch)[1]))
+    compiled = torch.compile(lambda given: given["jpg"] * 2, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(batch), plain["jpg"] * 2)
     monkeypatch.setenv(CONVENTIONS_VARIABLE, "energon")
     assert type(generic_batch([CrudeSample(txt="a")])) is dict
