@@ -162,7 +162,7 @@ def test_clips_beyond_the_allowance_are_read_when_they_are_decoded(server):
 
 
 def test_exact_resume_over_s3(server):
-    assert_exact_resume(lambda: dataset_of(server, named), steps=7 if is_nightly() else 2, tail=2)
+    assert_exact_resume(lambda: dataset_of(server, named), steps=7 if is_nightly() else 4, tail=2)
     assert_restores_by_key(lambda: dataset_of(server, named), steps=3)
 
 

@@ -155,7 +155,7 @@ def test_streams_end_their_passes_and_deal_all_samples_of_now(tmp_path_factory, 
     for name, shards in now.items():
         grow(folder, name, shards)
     loader = open_loader(mixture, config)
-    found = resumed(loader, state, 800)
+    found = resumed(loader, state, 1000)
     assert (loader.restore_report is None) == (now == before)
     source = source_of(loader.dataset)
     old_plan = source.plan_of(in_place([*before.values()]))
