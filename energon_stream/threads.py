@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import sys
 import threading
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+import numpy as np
 
 from energon_stream.errors import ConfigError
 
@@ -26,6 +29,21 @@ def thread_errors(where: str | None = None) -> Iterator[None]:
             where=where,
             hint="raise its limit (`ulimit -u`, or pids of the container), or use fewer workers",
         ) from error
+
+
+def context_runner() -> Callable[..., Any]:
+    """Return what calls a function in another thread with the context variables of this one.
+
+    NumPy's ``errstate`` is one of them since NumPy 2. Before, it belongs to a thread, so it is set there.
+    """
+    run, settings = contextvars.copy_context().run, np.geterr()
+    call: Any = np.geterrcall()  # may be None, which the type of errstate leaves out
+
+    def run_with_settings(function: Callable[..., Any], *args: Any) -> Any:
+        with np.errstate(call=call, **settings):
+            return run(function, *args)
+
+    return run_with_settings
 
 
 class WorkerThread(threading.Thread):

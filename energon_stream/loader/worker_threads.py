@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import copy
 import logging
 import os
@@ -27,7 +26,7 @@ from energon_stream.media import CachePool, NoCachePool
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.pipeline.stream_runner import Step
-from energon_stream.threads import WorkerThread
+from energon_stream.threads import WorkerThread, context_runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +72,7 @@ class LoaderThread(WorkerThread):
         self._answers: SimpleQueue[bool] = SimpleQueue()  # True for a step that was taken, False at the end
         self._awaits_answer = self._has_sent = False
         # Those of the creator, as without workers: numpy's errstate, decimal's precision, torch.no_grad.
-        self._context, self._has_grad = contextvars.copy_context(), torch.is_grad_enabled()
+        self._in_context, self._has_grad = context_runner(), torch.is_grad_enabled()
         self._pid, self._begun, threads = os.getpid(), threading.Event(), torch.get_num_threads()
         try:
             self.start()
@@ -84,7 +83,7 @@ class LoaderThread(WorkerThread):
 
     def run(self) -> None:
         """Make the batches of the position's streams until the loader is closed."""
-        self._context.run(self._run)
+        self._in_context(self._run)
 
     def _run(self) -> None:
         torch.set_grad_enabled(self._has_grad)

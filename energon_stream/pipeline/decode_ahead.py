@@ -6,7 +6,6 @@ for parts that took long in earlier samples. What a call returns or raises, the 
 
 from __future__ import annotations
 
-import contextvars
 import os
 import time
 import weakref
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from energon_stream.fork import PerProcess
 from energon_stream.read.consume import SampleReader
+from energon_stream.threads import context_runner
 
 if TYPE_CHECKING:
     from energon_stream.read.locator import RawSample
@@ -38,8 +38,8 @@ class DecodeThreads:
 
     def submit(self, decode: Decode, parts: dict[str, bytes | memoryview]) -> Future[dict[str, Any]]:
         """Decode parts on a thread. The result has a value or an error for each of them."""
-        context = contextvars.copy_context()  # numpy's errstate, and what else the worker has set
-        return self._pools.get().submit(context.run, _decode_each, decode, parts)
+        run = context_runner()  # numpy's errstate, and what else the worker has set
+        return self._pools.get().submit(run, _decode_each, decode, parts)
 
     def close(self) -> None:
         """Let the threads end after the parts that they decode."""
@@ -65,7 +65,7 @@ class AheadParts(dict[str, "bytes | memoryview"]):
 
     def __init__(self, parts: dict[str, bytes | memoryview], decoding: Decoding) -> None:
         super().__init__(parts)
-        self.decoding = decoding
+        self.decoding: Decoding = decoding
 
 
 class Decoding:
