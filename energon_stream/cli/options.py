@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from energon_stream.index.dataset import DatasetMetadata
 
 Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
 
 
-def option_group(*options: Callable[[Command], Command], **values: Callable[..., Any]) -> Command:
+def option_group(*options: Decorator, **values: Callable[..., Any]) -> Decorator:
     """Return a decorator that adds options to a command.
 
     Where ``values`` has a function by a name, the command gets what the function returns, under that name,
@@ -54,7 +55,8 @@ class Quantity(click.ParamType):  # type: ignore[type-arg] # before click 8.2 it
     """A number as people write it: a size, a count or a time; or several."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
-        self.name, self._parse = name, parse
+        self.name: str = name
+        self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number; click shows why a text is none."""
@@ -74,7 +76,7 @@ COUNT, NUMBER = Quantity("count", partial(parse_count, least=1)), Quantity("numb
 TIME, TIME_WITH_UNIT = Quantity("time", parse_seconds), Quantity("time", partial(parse_seconds, bare=False))
 
 
-def option(*names: str, **more: Any) -> Callable[[Command], Command]:
+def option(*names: str, **more: Any) -> Decorator:
     """Return a decorator that adds an option, with the text that ``words.toml`` has."""
     word = next(name for name in names if name.startswith("--"))
 
@@ -85,10 +87,14 @@ def option(*names: str, **more: Any) -> Callable[[Command], Command]:
     return decorate
 
 
-flag = partial(option, is_flag=True)
-file_option = partial(option, type=click.Path(dir_okay=False, writable=True), metavar="FILE")
-share_option = partial(option, "--share", type=click.FloatRange(0, 1, min_open=True))
-seed_option = option("--seed", default=0)
+flag: Callable[..., Decorator] = partial(option, is_flag=True)
+file_option: Callable[..., Decorator] = partial(
+    option, type=click.Path(dir_okay=False, writable=True), metavar="FILE"
+)
+share_option: Callable[..., Decorator] = partial(
+    option, "--share", type=click.FloatRange(0, 1, min_open=True)
+)
+seed_option: Decorator = option("--seed", default=0)
 
 _path = partial(
     click.argument, "path", shell_complete=lambda ctx, option, value: [CompletionItem(value, type="file")]
@@ -108,10 +114,11 @@ class ExistingPath(click.Path):
         return path
 
 
-path_argument, optional_path = _path(), _path(required=False)
+path_argument: Decorator = _path()
+optional_path: Decorator = _path(required=False)
 
 
-json_option = flag("--json", expose_value=False, callback=note_json)
+json_option: Decorator = flag("--json", expose_value=False, callback=note_json)
 """``--json``, whose value :func:`wants_json` returns."""
 
 
@@ -139,18 +146,20 @@ def _picture(name: str) -> Any:
     return picture_file(name)
 
 
-picture_option = file_option("--picture", callback=parsed(_picture))
+picture_option: Decorator = file_option("--picture", callback=parsed(_picture))
 
 
-_storage_option = partial(option, multiple=True, callback=_parse, metavar="KEY=VALUE")
-storage_option = _storage_option("--storage-option", "storage_options")
-source_storage_option = _storage_option("--source-storage-option", "source_storage_options")
-dataset_arguments = option_group(path_argument, storage_option, json_option)
+_storage_option: Callable[..., Decorator] = partial(
+    option, multiple=True, callback=_parse, metavar="KEY=VALUE"
+)
+storage_option: Decorator = _storage_option("--storage-option", "storage_options")
+source_storage_option: Decorator = _storage_option("--source-storage-option", "source_storage_options")
+dataset_arguments: Decorator = option_group(path_argument, storage_option, json_option)
 
-split_config_option = option("--split-config", default=SPLIT_CONFIG)
-dataset_config_option = option("--dataset-config", default=DATASET_CONFIG)
+split_config_option: Decorator = option("--split-config", default=SPLIT_CONFIG)
+dataset_config_option: Decorator = option("--dataset-config", default=DATASET_CONFIG)
 
-split_parts_option = option(
+split_parts_option: Decorator = option(
     "--split-part",
     "split_parts",
     metavar="NAME,…",
@@ -180,7 +189,7 @@ def find_split_parts(
     return ["train"]
 
 
-progress_option = option("--progress/--no-progress", default=None)
+progress_option: Decorator = option("--progress/--no-progress", default=None)
 
 
 def _part(text: str) -> Part:
@@ -189,9 +198,9 @@ def _part(text: str) -> Part:
     return Part.parse(text)
 
 
-part_option = option("--part", metavar="NUMBER/PARTS", callback=parsed(_part))
+part_option: Decorator = option("--part", metavar="NUMBER/PARTS", callback=parsed(_part))
 
-cluster_options = option_group(
+cluster_options: Decorator = option_group(
     option("--engine", type=click.Choice(["local", "ray"]), default="local"),
     option("--ray-address", metavar="ADDRESS"),
 )
@@ -220,19 +229,19 @@ def find_chosen_engine(engine: str, ray_address: str | None, processes: int | No
     return None if processes is None and engine == "local" else used
 
 
-def engine_options(find: Callable[..., Any] = find_engine) -> Command:
+def engine_options(find: Callable[..., Any] = find_engine) -> Decorator:
     """Return ``--processes`` and the options of an engine. The command gets what ``find`` makes of them."""
     return option_group(option("--processes", type=NUMBER), cluster_options, engine=find)
 
 
-parallel_engine_options = engine_options(
+parallel_engine_options: Decorator = engine_options(
     lambda engine, ray_address, processes: find_engine(
         engine, ray_address, 0 if processes in (None, 1) else processes
     )
 )
 """The options of an engine, this process alone if the user gives none."""
 
-tmp_path_option = option("--tmp-path", metavar="DIRECTORY")
+tmp_path_option: Decorator = option("--tmp-path", metavar="DIRECTORY")
 
 
 def parse_ratio(text: str) -> tuple[float, float, float]:
@@ -246,7 +255,7 @@ def parse_ratio(text: str) -> tuple[float, float, float]:
     return train, val, test
 
 
-new_split_options = option_group(
+new_split_options: Decorator = option_group(
     option(
         "--split-ratio",
         metavar="TRAIN,VAL,TEST",
@@ -261,7 +270,7 @@ new_split_options = option_group(
     ),
 )
 
-new_dataset_options = option_group(
+new_dataset_options: Decorator = option_group(
     new_split_options,
     option("--sample-type"),
     option("--field-map", metavar="JSON"),
@@ -272,15 +281,17 @@ new_dataset_options = option_group(
 )
 """The options of the commands that make a dataset of tars."""
 
-shard_size_options = option_group(
+shard_size_options: Decorator = option_group(
     option("--max-size", type=SIZE, default="1GB", show_default=True),
     option("--max-count", type=COUNT),
 )
 
-written_shards_options = option_group(shard_size_options, option("--check/--no-check", default=True))
+written_shards_options: Decorator = option_group(
+    shard_size_options, option("--check/--no-check", default=True)
+)
 """The options of the commands that write tars of another dataset."""
 
-price_options = option_group(
+price_options: Decorator = option_group(
     option("--price-per-1000-get", type=float),
     option("--price-per-gb", type=float),
     prices=lambda price_per_1000_get, price_per_gb: {
@@ -291,7 +302,7 @@ price_options = option_group(
 )
 """The prices of a store. The command gets those that the user gives, by name, as ``prices``."""
 
-cache_option = option("--cache-dir", metavar="DIRECTORY")
+cache_option: Decorator = option("--cache-dir", metavar="DIRECTORY")
 
 
 def find_cache(directory: str | None, size: int | None = None) -> CacheConfig | None:

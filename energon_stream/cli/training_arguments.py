@@ -12,6 +12,7 @@ from energon_stream.arguments import MAX_SAMPLES_PER_SEQUENCE, SHUFFLE_BUFFER_SI
 from energon_stream.cli.options import (
     COUNT,
     NUMBER,
+    Decorator,
     dataset_config_option,
     find_cache,
     json_option,
@@ -35,7 +36,7 @@ def _subset(text: str) -> list[int | str]:
     return [int(end) if end.isdecimal() else end for end in text.split(",")]
 
 
-order_options = option_group(
+order_options: Decorator = option_group(
     optional_path,
     run_option,
     storage_option,
@@ -62,7 +63,7 @@ order_options = option_group(
 )
 """The path of a training, and the options that determine the order of samples."""
 
-training_options = option_group(
+training_options: Decorator = option_group(
     order_options,
     option("--world-size", type=COUNT, default=1),
     option("--num-workers", type=NUMBER, default=4),
@@ -71,7 +72,7 @@ training_options = option_group(
 )
 """The path of a training, and what determines its plan. :func:`find_config` takes some of them."""
 
-training_arguments = option_group(training_options, option("--rank", type=NUMBER, default=0))
+training_arguments: Decorator = option_group(training_options, option("--rank", type=NUMBER, default=0))
 """The same, for a rank. Give their values to :func:`find_training`."""
 
 
@@ -94,7 +95,7 @@ def _of_costs(name: str, metavar: str, parse: Callable[[str], Any] = str) -> Cal
     return option(name, multiple=True, callback=merged, metavar=metavar)
 
 
-packing_options = option_group(
+packing_options: Decorator = option_group(
     _of_costs("--pack-cost", "[NAME=]COST"),
     _of_costs("--pack-capacity", "[NAME=]COUNT", lambda text: COUNT.convert(text, None, None)),
     option("--pack-window", type=COUNT),

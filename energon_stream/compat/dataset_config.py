@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import update_wrapper, wraps
 from inspect import unwrap
@@ -188,8 +188,12 @@ def _demanding(function: Any, *names: str) -> Any:
 
 
 _ORDER = ("shuffle_buffer_size", "max_samples_per_sequence")
-get_train_dataset = _demanding(unwrap(config.get_train_dataset), "worker_config", *_ORDER)
-get_val_dataset = _demanding(unwrap(config.get_val_dataset), "worker_config")
+get_train_dataset: Callable[..., SavableDataset[Any]] = _demanding(
+    unwrap(config.get_train_dataset), "worker_config", *_ORDER
+)
+get_val_dataset: Callable[..., SavableDataset[Any]] = _demanding(
+    unwrap(config.get_val_dataset), "worker_config"
+)
 _get_val_datasets = _demanding(unwrap(config.get_val_datasets), "worker_config")
 
 
@@ -200,8 +204,8 @@ class ValidationSource:
 
     def __init__(self, dataset: SavableDataset[Any], reference: Any) -> None:
         self.reference = reference
-        self.paths = [EPath(leaf.path) for leaf in reference.leaves]
-        self.path = self.paths[0]
+        self.paths: list[EPath] = [EPath(leaf.path) for leaf in reference.leaves]
+        self.path: EPath = self.paths[0]
         ((_, self._reader),) = find_readers(dataset)
 
     @property

@@ -31,7 +31,9 @@ class ErrorContext:
     """Hands the errors of a step to a handler; ``tolerance`` errors in a row end the run, unless it is 0."""
 
     def __init__(self, name: str, handler: Handler, tolerance: int = 100) -> None:
-        self.name, self.handler, self.tolerance = name, handler, tolerance
+        self.name: str = name
+        self.handler: Handler = handler
+        self.tolerance: int = tolerance
         self._consecutive_failures = 0
 
     def reset(self) -> None:

@@ -31,7 +31,8 @@ class SavableSampleBuffer(Savable, Generic[T]):
     """
 
     def __init__(self, dataset: SavableDataset[T], *, worker_config: WorkerConfig) -> None:
-        self.dataset, self.worker_config = dataset, worker_config
+        self.dataset: SavableDataset[T] = dataset
+        self.worker_config: WorkerConfig = worker_config
         self.reset_state_own()
 
     def reset_state_own(self) -> None:
@@ -108,8 +109,9 @@ class SampleIndex(Savable):
     """Counts calls of a function, and shows the counter to it as ``TaskEncoder.current_sample_index``."""
 
     def __init__(self, worker_config: WorkerConfig, *, src: Any) -> None:
-        self.worker_config, self.src = worker_config, src
-        self.current_idx = 0
+        self.worker_config: WorkerConfig = worker_config
+        self.src: Any = src
+        self.current_idx: int = 0
 
     def get_next(self) -> int:
         """Return the counter, and count."""

@@ -94,7 +94,8 @@ class WebdatasetSampleLoaderDataset(SavableDataset[RawSampleData[Any]]):
         parallel_slice_iters: int = 1,
     ) -> None:
         super().__init__(worker_config=worker_config)
-        self.join_readers, self.shuffle_over_epochs = join_readers, shuffle_over_epochs
+        self.join_readers: Sequence[Sequence[Any]] = join_readers
+        self.shuffle_over_epochs: int | None = shuffle_over_epochs
         self.workers_sample_slice_offsets = workers_sample_slice_offsets
         self.parallel_slice_iters = parallel_slice_iters
         self.reset_state_own()

@@ -82,8 +82,10 @@ class SqliteITarEntryReader(Closing):
         key_is_full_entryname: bool = False,
         disable_cache: bool = False,
     ) -> None:
-        self.base_path, self.tar_filenames = base_path, get_info_shard_files(base_path)
-        self.part_filter, self.sample_filter = part_filter, sample_filter
+        self.base_path: EPath = base_path
+        self.tar_filenames: list[str] = get_info_shard_files(base_path)
+        self.part_filter: Callable[[str], bool] | None = part_filter
+        self.sample_filter: Callable[[str], bool] | None = sample_filter
         self._parts = WebdatasetFileStore(base_path) if key_is_full_entryname else None
         self._index = SqliteIndexReader(base_path / INDEX_SQLITE)
 

@@ -45,7 +45,7 @@ class EnergonDataset(_Batches, IterableDataset[Any]):
 
     def shard(self, num_shards: int, index: int) -> EnergonDataset:
         """Open the dataset for a data-parallel rank."""
-        self.loader = self._open(index, num_shards)
+        self.loader: SavableDataLoader[Any] = self._open(index, num_shards)
         return self
 
     def __iter__(self) -> Iterator[Any]:

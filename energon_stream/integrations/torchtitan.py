@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from energon_stream.imports import of_extra
 from energon_stream.integrations.labelled import labelled_loader
+from energon_stream.loader import SavableDataLoader
 
 with of_extra("torchtitan"):
     import tyro
@@ -74,7 +75,7 @@ class EnergonDataLoader(BaseDataLoader):  # type: ignore[misc]
         encoder = None if config.task_encoder is None else config.task_encoder(tokenizer, seq_len)
         path = config.dataset_path or config.dataset
         self._infinite = config.infinite
-        self.loader = labelled_loader(
+        self.loader: SavableDataLoader[Any] = labelled_loader(
             path, dp_rank, dp_world_size, config, batch_size=local_batch_size, task_encoder=encoder
         )
 

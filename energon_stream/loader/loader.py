@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass, replace
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
 
@@ -364,7 +364,8 @@ class BasicDataLoader(ObservedLoader[T]):
         """Return the batches of this rank in one pass; for an endless dataset, in one pass over the data."""
         return max(1, self.dataset.len_rank())
 
-    __getitem__ = SavableDataset.__getitem__  # raises, because torch's DataLoader would index
+    # Raises, because torch's DataLoader would index.
+    __getitem__: ClassVar[Callable[..., NoReturn]] = SavableDataset.__getitem__
 
     def __bool__(self) -> bool:
         return True

@@ -117,7 +117,8 @@ class Allowance:
     """Bytes that requests made ahead may hold in a process. It counts a request until its bytes are freed."""
 
     def __init__(self, most: int) -> None:
-        self._lock, self.left = threading.Lock(), most
+        self._lock = threading.Lock()
+        self.left: int = most
 
     def take(self, size: int) -> bool:
         """Take bytes; return False if too few are left."""

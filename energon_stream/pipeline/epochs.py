@@ -309,7 +309,8 @@ class EvenDataset(Wrapper[T_co]):
         worker_config: WorkerConfig | None = None,
     ) -> None:
         super().__init__(dataset, worker_config=worker_config)
-        self.ends, self.fill, self._multiple_of = ends, fill, multiple_of
+        self.ends, self._multiple_of = ends, multiple_of
+        self.fill: Callable[[Any], Any] | None = fill
         self._measure()
 
     def set_config(self, config: WorkerConfig) -> None:

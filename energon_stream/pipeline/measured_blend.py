@@ -83,7 +83,10 @@ class MeasuredBlendDataset(BlendDataset[Any]):
                 f"blend_sample_size_alpha is {alpha!r}, and blend_sample_size_epsilon {epsilon!r}",
                 hint="use finite numbers: from 0 on, and above 0",
             )
-        self.size_fn, self.unit, self.alpha, self.epsilon = size_fn, unit, alpha, epsilon
+        self.size_fn: Callable[[Any], float] = size_fn
+        self.unit: str = unit
+        self.alpha: float = alpha
+        self.epsilon: float = epsilon
 
     def measure(self, value: Any) -> int:
         """Return the size of an element in parts. Raises ConfigError if it is no number from 0 on."""

@@ -416,7 +416,7 @@ class PackingDataset(PackMaker[T_co]):
             final_packer_failure_tolerance,
             sample_encoder_failure_tolerance,
         )
-        self.tolerances = tuple(failure_tolerance if own is None else own for own in of_each)
+        self.tolerances: tuple[int, ...] = tuple(failure_tolerance if own is None else own for own in of_each)
 
     def select_again(self, context: Context, samples: list[Any], call: int, batch: int) -> list[Any]:
         with context.config.activate(context.stream, call, batch):

@@ -183,7 +183,7 @@ class PlannedPackingDataset(PackMaker[Any]):
         self.stateless: bool = is_stateless(final_packer) and (
             sample_encoder is None or is_stateless(sample_encoder)
         )
-        self.tolerances = final_packer_failure_tolerance, sample_encoder_failure_tolerance
+        self.tolerances: tuple[int, ...] = final_packer_failure_tolerance, sample_encoder_failure_tolerance
 
     def len_stream(self, stream: int) -> int | None:
         """Return the packs of one pass; None if it never ends. The whole pass is planned to count them."""

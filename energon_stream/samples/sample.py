@@ -152,9 +152,10 @@ class Shown:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        own = [base for base in cls.__mro__ if "__post_init__" in vars(base) and base is not Shown]
+        name = "__post_init__"
+        own = [base for base in cls.__mro__ if name in vars(base) and base is not Shown]
         if own:  # also of a base after this one, which would not be found otherwise
-            cls.__post_init__ = vars(own[0])["__post_init__"]  # type: ignore[attr-defined]
+            setattr(cls, name, vars(own[0])[name])
         cls.__repr__ = cls.__repr__  # type: ignore[method-assign] # else a dataclass gets one with all values
 
     def __repr__(self) -> str:

@@ -66,7 +66,9 @@ class LengthPacker:
         for name, value, known in (("method", method, methods), ("overlong", overlong, get_args(Overlong))):
             if value not in known and not (name == "method" and callable(value)):
                 raise ConfigError(f"{name} is {value!r:.80}", hint=f"use one of {', '.join(known)}")
-        self.length, self.capacity, self.overlong = length, int(capacity), overlong
+        self.length: Callable[[Any], int] = length
+        self.capacity: int = int(capacity)
+        self.overlong = overlong
         self._pack: Packer = method if callable(method) else methods[method]
 
     def describe(self) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class NumbersDataset(SavableDataset[int]):
     """
 
     def __init__(self, size: int, worker_config: WorkerConfig | None = None, offset: int = 0) -> None:
-        self.size, self.offset = size, offset
+        self.size: int = size
+        self.offset: int = offset
         self.worker_config: WorkerConfig = worker_config or WorkerConfig(rank=0, world_size=1, num_workers=0)
 
     def numbers(self, stream: int) -> range:

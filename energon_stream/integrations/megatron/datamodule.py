@@ -79,7 +79,9 @@ class EnergonMultiModalDataModule:
         self.shuffle_buffer_size = shuffle_buffer_size
         self.max_samples_per_sequence = max_samples_per_sequence
         self.multimodal_sample_config = multimodal_sample_config
-        self.task_encoder = DefaultTaskEncoder() if task_encoder is None else task_encoder
+        self.task_encoder: TaskEncoder[Any, Any, Any, Any] = (
+            DefaultTaskEncoder() if task_encoder is None else task_encoder
+        )
         self.validation_task_encoder: TaskEncoder[Any, Any, Any, Any] = (
             self.task_encoder if validation_task_encoder is None else validation_task_encoder
         )
