@@ -364,8 +364,7 @@ class BasicDataLoader(ObservedLoader[T]):
         """Return the batches of this rank in one pass; for an endless dataset, in one pass over the data."""
         return max(1, self.dataset.len_rank())
 
-    # Raises, because torch's DataLoader would index.
-    __getitem__: ClassVar[Callable[..., NoReturn]] = SavableDataset.__getitem__
+    __getitem__: ClassVar[Callable[..., NoReturn]] = SavableDataset.__getitem__  # raises; torch's would index
 
     def __bool__(self) -> bool:
         return True
