@@ -40,17 +40,20 @@ def picture(index):
 @pytest.mark.energon("cli: prepare", "cli: lint", "cli: preview")
 def test_both_commands_end_and_ask_alike(tmp_path):
     outputs = {}
-    for name, command in (("ours", OURS), ("theirs", THEIRS)):
+    for name, command, wrong in (("ours", OURS, 2), ("theirs", THEIRS, 1)):  # theirs ends by an assertion
         write_shards(tmp_path / name, shards=2, samples_per_shard=2, parts=picture)
         prepared = run(command, "prepare", tmp_path / name, *HOW)
         assert (prepared.returncode, prepared.stdout.splitlines()[-1]) == (0, "Done"), prepared.stderr
-        linted = [run(command, "lint", tmp_path / name, "--split-parts", part) for part in ("train", "none")]
+        linted = run(command, "lint", tmp_path / name, "--split-parts", "train")
+        for each in ("lint", "preview"):
+            refused = run(command, each, tmp_path / name, "--split-parts", "none")
+            assert (refused.returncode, "'none'" in refused.stderr) == (wrong, True), refused.stderr
         shown = run(command, "preview", tmp_path / name, "--split-parts", "val,train", answers="y\ny\nn\n")
         assert shown.returncode == 0, shown.stderr
         # A part of a tensor's description, and the picture below it, are their own.
         lines = [line for line in shown.stdout.splitlines() if line.startswith((" - ", "Sample", "Continue"))]
         lines = [line.partition("Tensor(")[0] for line in lines]
-        outputs[name] = [one.returncode for one in linted], linted[0].stdout.splitlines()[0], lines
+        outputs[name] = linted.returncode, linted.stdout.splitlines()[0], lines
     assert outputs["ours"] == outputs["theirs"]
 
 
