@@ -71,7 +71,7 @@ class Dealer:
 
 
 def check_filled(counts: Mapping[str, int], where: str) -> None:
-    """Raise ConfigError if a split part, of those that have a share, would have no samples."""
+    """Raise ConfigError if a split part with a share would have no samples."""
     if empty := [name for name, count in counts.items() if not count]:
         raise ConfigError(
             f"{' and '.join(empty)} would be empty: {sum(counts.values())} samples are too few for these shares",

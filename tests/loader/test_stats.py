@@ -24,7 +24,7 @@ from energon_stream.cache import CacheSnapshot
 from energon_stream.loader.observe import profile
 from energon_stream.loader.observe.meter import percentile, samples_in
 from energon_stream.loader.observe.profile import CAUSES, Profile, Profiler, describe
-from energon_stream.storage import CounterSnapshot, default_counters
+from energon_stream.storage import CounterSnapshot
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.testing.operator_suite import NumbersDataset
 
@@ -107,32 +107,6 @@ def test_a_profiler_may_be_closed_in_its_own_thread(monkeypatch):
     made.set()
     assert closed.wait(300)
     profiler.close()
-
-
-def test_a_loader_may_be_freed_while_its_thread_counts_a_request(folder):
-    dataset = get_train_dataset(
-        folder,
-        batch_size=10,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        worker_config=WorkerConfig(0, 1, 0),
-    )
-    loader = get_loader(dataset)
-    next(iter(loader))
-
-    class Received(int):
-        """A number that is added within the counters, where the collector may run as anywhere."""
-
-        def __radd__(self, count):
-            nonlocal loader
-            loader = None
-            gc.collect()
-            return int(self) + count
-
-    default_counters().begin("get", is_retry=False)
-    default_counters().end(received=Received(1))
-    assert loader is None
-    read(folder, 0, DefaultTaskEncoder())
 
 
 @pytest.mark.parametrize("kind", ["main", "thread"])
