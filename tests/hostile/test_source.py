@@ -32,6 +32,7 @@ ALLOWED = {
     ("compat/rank_files.py", "torch.load"),
     ("write/part_values.py", "torch.load"),  # weights_only=True, on what the writer has just saved
     # Servers that tests start, without a shell.
+    ("cli/demo.py", "subprocess.Popen"),  # the command that the user gave, without a shell
     ("testing/s3server.py", "subprocess.Popen"),
     ("testing/servers.py", "subprocess.Popen"),
 }
