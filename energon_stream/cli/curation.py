@@ -22,7 +22,7 @@ from energon_stream.cli.options import (
     storage_option,
 )
 from energon_stream.cli.terminal import echo, echo_text, emit
-from energon_stream.errors import ConfigError
+from energon_stream.errors import ConfigError, ObjectNotFoundError
 from energon_stream.printable import counted
 from energon_stream.progress import Progress
 
@@ -187,5 +187,6 @@ def _pairs(what: str, texts: tuple[str, ...] | list[str]) -> dict[str, str]:
 def _lines(file: str) -> list[str]:
     try:
         return [line for line in Path(file).read_text().splitlines() if line]
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the list of keys cannot be read: {error}", where=file) from error
+    except (OSError, UnicodeDecodeError) as error:
+        kind = ObjectNotFoundError if isinstance(error, FileNotFoundError) else ConfigError
+        raise kind(f"the list of keys cannot be read: {error}", where=file, hint="check the path") from error

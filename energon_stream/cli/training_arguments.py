@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +30,15 @@ if TYPE_CHECKING:
 
 
 def _subset(text: str) -> list[int | str]:
-    if not re.fullmatch(r"[\d.]+%,[\d.]+%|\d+,(\d+|end)", text):
-        raise ConfigError(f"--subset is {text!r:.80}", hint="Give a range: 10%,50% or 0,1000 or 1000,end.")
-    return [int(end) if end.isdecimal() else end for end in text.split(",")]
+    from energon_stream.config.subset import parse_subset
+
+    ends = [int(end) if end.isdecimal() else end for end in text.split(",")]
+    try:
+        parse_subset(ends, "--subset")
+    except ConfigError as error:
+        hint = "Give a range, the smaller bound first: 10%,50% or 0,1000 or 1000,end."
+        raise ConfigError(f"--subset {text!r:.80} is not a subset", hint=hint) from error
+    return ends
 
 
 order_options: Decorator = option_group(

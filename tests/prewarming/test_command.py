@@ -110,7 +110,7 @@ def test_damage_is_told(server, cache):
         (["--rank", "0-4", "--world-size", "2"], "not ranks of --world-size 2"),
         (["--steps", "5"], "counted in samples"),
         (["--epochs", "1", "--fraction", "0.5"], "exclude each other"),
-        (["--subset", "1"], "Give a range"),
+        (["--subset", "1"], "not a subset"),
     ],
 )
 def test_what_cannot_work_is_refused(server, cache, arguments, message):
