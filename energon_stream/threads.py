@@ -36,7 +36,10 @@ def context_runner() -> Callable[..., Any]:
 
     NumPy's ``errstate`` is one of them since NumPy 2. Before, it belongs to a thread, so it is set there.
     """
-    run, settings = contextvars.copy_context().run, np.geterr()
+    run = contextvars.copy_context().run
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+        return run
+    settings = np.geterr()
     call: Any = np.geterrcall()  # may be None, which the type of errstate leaves out
 
     def run_with_settings(function: Callable[..., Any], *args: Any) -> Any:
