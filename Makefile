@@ -90,7 +90,7 @@ peers:
 # Both ways with Megatron-Energon 7.4.1, which gets a virtual environment of its own: with PyAV, with torchvision and
 # the torch that fits it, and with this library, whose transforms need them as well.
 interop: $(VENV)/installed interop-environment
-	$(BIN)/python -m pytest tests/interop tests/integrations/test_programs.py tests/integrations/test_addresses.py -v
+	$(BIN)/python -m pytest -m '' tests/interop tests/integrations/test_programs.py tests/integrations/test_addresses.py -v
 
 interop-environment:
 	test -x .venv-energon/bin/python || $(PYTHON) -m venv .venv-energon
@@ -157,11 +157,11 @@ ray:
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/python -m pip install -q -c constraints.txt torch
 	.venv-ray/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,ray]'
-	.venv-ray/bin/python -m pytest tests/engine
+	.venv-ray/bin/python -m pytest -m '' tests/engine
 
 # Conversions from the formats whose packages pin what the library must not pin; equal there and in 7.4.1.
-convert: $(VENV)/installed convert-environment interop-environment
-	.venv-convert/bin/python -m pytest tests/convert tests/interop/test_convert_interop.py docs/guides/convert.md docs/migration/litdata.md docs/migration/mosaicml-streaming.md -v
+convert: convert-environment interop-environment
+	.venv-convert/bin/python -m pytest -m '' tests/convert tests/interop/test_convert_interop.py docs/guides/convert.md docs/migration/litdata.md docs/migration/mosaicml-streaming.md -v
 
 convert-environment:
 	test -x .venv-convert/bin/python || $(PYTHON) -m venv .venv-convert
@@ -177,7 +177,7 @@ docs:
 # The first hour of three users, with the commands of the documents: minutes and commands to the first batch, to a
 # resumed run, to S3. FIRST_HOUR= makes an empty environment first, and counts what installing takes. The user of MDS
 # works in the environment of make convert.
-FIRST_HOUR = --venv $(VENV)
+FIRST_HOUR = --venv $(VENV) --mds-venv .venv-convert
 first-hour: $(VENV)/installed convert-environment
 	$(BIN)/python docs/tools/first_weeks.py $(FIRST_HOUR)
 

@@ -1,12 +1,12 @@
 """Repeats the first hour of three users, from an empty environment, with the commands of the documents.
 
 ``python docs/tools/first_weeks.py`` makes environments and installs PyTorch, then the clone, with the
-extras that a user's data needs, by pip or ``--uv``; ``--venv`` takes one that exists. The users have files in
-folders, Parquet and MDS; a program and a metadataset of Megatron-Energon 7.4.1; webdataset tars. It prints
-the minutes, those of installing apart, and the commands of each to the first batch of their own data, to a
-run that was resumed, and to S3, and fails beyond the goal. PyTorch is not counted, nor is mosaicml-streaming,
-which wrote the shards of the user of MDS: what these took is printed apart. Their environment is another one,
-because streaming needs torchvision, and the PyTorch that fits it.
+extras that a user's data needs, by pip or ``--uv``; ``--venv`` and ``--mds-venv`` take those that exist. The
+users have files in folders, Parquet and MDS; a program and a metadataset of Megatron-Energon 7.4.1;
+webdataset tars. It prints the minutes, those of installing apart, and the commands of each to the first batch
+of their own data, to a run that was resumed, and to S3, and fails beyond the goal. PyTorch is not counted,
+nor is mosaicml-streaming, which wrote the shards of the user of MDS: what these took is printed apart. Their
+environment is another one, because streaming needs torchvision, and the PyTorch that fits it.
 Commands and programs are the pages' own, with other paths: a page that changes without the others fails here.
 """
 
@@ -200,11 +200,13 @@ def install(folder: Path, uv: bool, data: dict[str, list[str]], extras: set[str]
 def main() -> None:
     parser = argparse.ArgumentParser(description="the first hour of three users")
     parser.add_argument("--venv", type=Path, help="an environment that has the library; default: new ones")
+    parser.add_argument("--mds-venv", type=Path, help="the same, which has mosaicml-streaming as well")
     parser.add_argument("--uv", action="store_true", help="install with uv, from an empty cache")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="first-weeks-") as name:
         folder = Path(name)
         environments = dict.fromkeys(EXTRAS.values(), options.venv or folder / "venv")
+        environments["mds"] = options.mds_venv or environments["mds"]
         seconds = dict.fromkeys(environments, 0.0)
         if not options.venv:
             torch = {"PyTorch": ["-c", str(ROOT / "constraints.txt"), "torch"]}
