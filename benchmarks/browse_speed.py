@@ -25,10 +25,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+from datasets import linked_dataset
 from PIL import Image
 
-from energon_stream.index.info_files import encode_info, encode_split
-from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 from energon_stream.testing.s3server import S3Control, S3Server
@@ -44,23 +43,6 @@ def parts(number):
     noise = np.random.default_rng(number).integers(0, 256, (SIDE // 8, SIDE // 8, 3), dtype=np.uint8)
     Image.fromarray(noise).resize((SIDE, SIDE)).save(buffer, "JPEG", quality=90)
     return {"jpg": buffer.getvalue(), "txt": f"caption {number}".encode()}
-
-
-def linked_dataset(folder: Path, shards: int, samples: int, *, listed: bool) -> None:
-    """Write a dataset whose shards are links to one tar."""
-    real = folder.parent / "one"
-    write_shards(real, shards=1, samples_per_shard=samples, parts=parts)
-    prepare_dataset(str(real), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
-    names = [f"data-{number:06d}.tar" for number in range(shards)]
-    meta = folder / ".nv-meta"
-    meta.mkdir(parents=True)
-    (meta / ".info.json").write_bytes(encode_info(dict.fromkeys(names, samples)))
-    split = {"split_parts": {"train": names}, "exclude": []}
-    (meta / "split.yaml").write_bytes(dump_yaml(split) if listed else encode_split({"train": names}))
-    (meta / "dataset.yaml").write_bytes(dump_yaml(CRUDE_YAML))
-    for name in names[:50]:
-        for suffix in ("", ".idx"):
-            (folder / f"{name}{suffix}").symlink_to(real / f"data-000000.tar{suffix}")
 
 
 def measure(url: str, endpoint: str) -> dict[str, float]:
@@ -126,7 +108,12 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="browse-speed-") as tmp:
         root = Path(tmp) / "root"
-        linked_dataset(root / "bucket" / "data", options.shards, options.samples, listed=options.listed)
+        one = root / "bucket" / "one"
+        write_shards(one, shards=1, samples_per_shard=options.samples, parts=parts)
+        prepare_dataset(str(one), split_ratio=(1, 0, 0), dataset_yaml=CRUDE_YAML)
+        linked_dataset(
+            one, root / "bucket" / "data", options.shards, options.samples, listed=options.listed, links=50
+        )
         with S3Server(root, own_process=True, first_byte_latency=options.latency) as server:
             rounds, requests = [], []
             for _ in range(options.repeat):

@@ -21,7 +21,9 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
+from energon_stream.index.info_files import encode_info, encode_split
 from energon_stream.index.sample_sizes import SampleSizes
+from energon_stream.index.yaml_io import dump_yaml
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset, random_bytes, write_shards
 
@@ -164,6 +166,25 @@ DATASETS = {
     "mem300m": Dataset(6, 300 * MB, 3, _sparse),
     "tiny": Dataset(64, 1 * KB, 1, _sparse),
 }
+
+
+def linked_dataset(
+    one: Path, folder: Path, shards: int, samples: int, *, listed: bool, links: int | None = None
+) -> None:
+    """Write a dataset whose tars, or the first ``links`` of them, are links to that of the dataset ``one``.
+
+    ``split.yaml`` names each tar, or has a brace pattern.
+    """
+    names = [f"data-{number:06d}.tar" for number in range(shards)]
+    meta = folder / ".nv-meta"
+    meta.mkdir(parents=True)
+    (meta / ".info.json").write_bytes(encode_info(dict.fromkeys(names, samples)))
+    split = {"split_parts": {"train": names}, "exclude": []}
+    (meta / "split.yaml").write_bytes(dump_yaml(split) if listed else encode_split({"train": names}))
+    (meta / "dataset.yaml").write_bytes(dump_yaml(CRUDE_YAML))
+    for name in names[:links]:
+        for suffix in ("", ".idx"):
+            (folder / f"{name}{suffix}").symlink_to(one / f"data-000000.tar{suffix}")
 
 
 def write(root: Path, names: Iterable[str]) -> None:

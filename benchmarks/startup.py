@@ -22,6 +22,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from datasets import linked_dataset
+
 from energon_stream import (
     Cooker,
     DefaultTaskEncoder,
@@ -31,9 +33,7 @@ from energon_stream import (
     get_train_dataset,
     stateless,
 )
-from energon_stream.index.info_files import encode_info, encode_split
-from energon_stream.index.yaml_io import dump_yaml
-from energon_stream.testing.datasets import CRUDE_YAML, prepared_binary_dataset
+from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.testing.s3server import S3Server
 
 PER_SHARD, BATCH, LATENCY, INFO_ROUNDS = 10_000, 32, 0.05, 5
@@ -53,25 +53,6 @@ class Encoder(DefaultTaskEncoder):
 
     def batch(self, samples):
         return [sample["bin"] for sample in samples]
-
-
-def linked_dataset(folder, shards, *, listed):
-    """A dataset whose shards are links to one tar; ``split.yaml`` names each of them, or has a brace
-    pattern.
-    """
-    real = folder.parent / "one"
-    if not real.exists():
-        prepared_binary_dataset(real, samples=PER_SHARD, payload_bytes=1000, shards=1)
-    names = [f"data-{number:06d}.tar" for number in range(shards)]
-    meta = folder / ".nv-meta"
-    meta.mkdir(parents=True)
-    (meta / ".info.json").write_bytes(encode_info(dict.fromkeys(names, PER_SHARD)))
-    split = {"split_parts": {"train": names}, "exclude": []}
-    (meta / "split.yaml").write_bytes(dump_yaml(split) if listed else encode_split({"train": names}))
-    (meta / "dataset.yaml").write_bytes(dump_yaml(CRUDE_YAML))
-    for name in names:
-        for suffix in ("", ".idx"):
-            (folder / f"{name}{suffix}").symlink_to(real / f"data-000000.tar{suffix}")
 
 
 def memory(pid):
@@ -146,8 +127,11 @@ def report(counts, *, only_info=False):
     with tempfile.TemporaryDirectory(prefix="startup-") as tmp:
         root = Path(tmp) / "root"
         rows = {(shards, listed): f"{shards}-{listed}" for shards in counts for listed in (False, True)}
+        one = prepared_binary_dataset(
+            root / "bucket" / "one", samples=PER_SHARD, payload_bytes=1000, shards=1
+        )
         for (shards, listed), name in rows.items():
-            linked_dataset(root / "bucket" / name, shards, listed=listed)
+            linked_dataset(one, root / "bucket" / name, shards, PER_SHARD, listed=listed)
         urls = {row: f"s3://bucket/{name}" for row, name in rows.items()}
         with S3Server(root, own_process=True, first_byte_latency=LATENCY) as server:
             if not only_info:

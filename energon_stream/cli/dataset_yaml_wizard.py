@@ -17,6 +17,7 @@ import click
 
 from energon_stream.cli.options import parse_ratio
 from energon_stream.cli.terminal import echo, echo_text, wants_json
+from energon_stream.compat.addresses import NAMES
 from energon_stream.config.fields import parse_field_map, parts_of
 from energon_stream.config.sample_types import SAMPLE_TYPES, check_fields
 from energon_stream.errors import ConfigError, EnergonStreamError, MetadataError
@@ -26,19 +27,7 @@ from energon_stream.samples import METADATA_FIELDS, Sample
 CRUDE = "CrudeWebdataset"
 _MODULE = "megatron.energon"  # Megatron-Energon reads it as well
 _TYPES: Mapping[str, type[Sample]] = {**SAMPLE_TYPES, Sample.__name__: Sample}
-_NUMBERED = (
-    "CaptioningSample",
-    "ImageClassificationSample",
-    "ImageSample",
-    "InterleavedSample",
-    "MultiChoiceVQASample",
-    "OCRSample",
-    "Sample",
-    "SimilarityInterleavedSample",
-    "TextSample",
-    "VQASample",
-    "VidQASample",
-)
+_NUMBERED = sorted(_TYPES.keys() & set(NAMES[""].split()))
 """Types of Megatron-Energon. Lists of answers have their numbers, so other types are chosen by name."""
 
 SAMPLE_LOADER = '''\
