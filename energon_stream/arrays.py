@@ -34,6 +34,32 @@ def as_bytes(data: bytes | memoryview) -> bytes:
     return data.tobytes()
 
 
+def python_value(scalar: Any) -> Any:
+    """Return what ``as_py`` of pyarrow makes of a scalar; of times that Python's cannot hold, NumPy's.
+
+    These are finer than a microsecond, or beyond the year 9999. One with a zone is in UTC then.
+    """
+    kind = type(scalar).__name__
+    try:
+        is_fine = (
+            kind == "Time64Scalar" and scalar.is_valid and scalar.type.unit == "ns" and scalar.value % 1000
+        )
+        if not is_fine:  # with pandas, as_py cuts it
+            return scalar.as_py()
+    except (ValueError, OverflowError):
+        if kind == "StructScalar":
+            return {name: python_value(item) for name, item in scalar.items()}
+        if kind == "MapScalar":
+            return [tuple(map(python_value, pair.values())) for pair in scalar.values]
+        if kind.endswith("ListScalar"):
+            return [python_value(item) for item in scalar.values]
+        if kind == "TimestampScalar":
+            return np.datetime64(scalar.value, scalar.type.unit)
+        if kind != "DurationScalar":
+            raise
+    return np.timedelta64(scalar.value, scalar.type.unit)
+
+
 class MappedArray(np.ndarray[Any, np.dtype[np.uint8]]):
     """Bytes of a mapped file. Its views can be hashed, as those of ``bytes``."""
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import msgpack
 
-from energon_stream.arrays import as_bytes, as_view
+from energon_stream.arrays import as_bytes, as_view, python_value
 from energon_stream.decode.images import (
     IMAGE_EXTENSIONS,
     IMAGE_MODES,
@@ -372,7 +372,7 @@ class ValueDecoder(FileStoreDecoder):
 
     def decode(self, fname: str, data: Any) -> Any:
         try:
-            data = data.as_py() if hasattr(data, "as_py") else data
+            data = python_value(data) if hasattr(data, "as_py") else data
         except (ValueError, OverflowError, ImportError) as error:
             raise DecodeError(f"the value of {fname!r} has no form in Python: {error}") from error
         extension = self.extensions.get(fname)

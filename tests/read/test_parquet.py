@@ -139,6 +139,37 @@ def test_odd_tables_are_what_pyarrow_reads(tmp_path, name):
     assert some == [{first: row[first]} for row in expected]
 
 
+FINE = {
+    "timestamp": (pa.timestamp("ns"), np.datetime64(1_234_567_891, "ns")),
+    "zone": (pa.timestamp("ns", "Europe/Berlin"), np.datetime64(1_234_567_891, "ns")),
+    "duration": (pa.duration("ns"), np.timedelta64(1_234_567_891, "ns")),
+    "time": (pa.time64("ns"), np.timedelta64(1_234_567_891, "ns")),
+}
+
+
+@pytest.mark.parametrize(("kind", "value"), FINE.values(), ids=FINE)
+def test_nanoseconds_are_kept(tmp_path, kind, value):
+    numbers = pa.array([2_000, 1_234_567_891, None], pa.int64())
+    times = numbers.view(kind)
+    nested = pa.StructArray.from_arrays([times], ["time"])
+    pq.write_table(pa.table({"time": times, "nested": nested}), tmp_path / "times.parquet")
+    coarse, fine, none = map(values, in_order(tmp_path / "times.parquet"))
+    assert coarse == {"time": times[0].as_py(), "nested": {"time": times[0].as_py()}}
+    assert fine == {"time": value, "nested": {"time": value}}
+    assert fine["time"].dtype == value.dtype
+    assert none == {"time": None, "nested": {"time": None}}
+
+
+def test_times_beyond_the_calendar(tmp_path):
+    pq.write_table(pa.table({"a": pa.array([10**17], pa.timestamp("us"))}), tmp_path / "late.parquet")
+    assert [values(sample)["a"] for sample in in_order(tmp_path / "late.parquet")] == [
+        np.datetime64(10**17, "us")
+    ]
+    pq.write_table(pa.table({"a": pa.array([2**30], pa.date32())}), tmp_path / "days.parquet")
+    with pytest.raises(FatalSampleError, match="all 1 samples"):
+        in_order(tmp_path / "days.parquet")
+
+
 def test_tables_that_are_no_samples(tmp_path):
     pq.write_table(pa.table({"a": [1]}).select([]), tmp_path / "none.parquet")
     with pytest.raises(EmptyDatasetError, match=r"none\.parquet"):
@@ -147,9 +178,6 @@ def test_tables_that_are_no_samples(tmp_path):
     pq.write_table(twice, tmp_path / "twice.parquet")
     with pytest.raises(MetadataError, match=r"'a' is there twice.*twice\.parquet"):
         in_order(tmp_path / "twice.parquet")
-    pq.write_table(pa.table({"a": pa.array([1, 2], pa.timestamp("ns"))}), tmp_path / "times.parquet")
-    with pytest.raises(FatalSampleError, match="all 2 samples"):  # Python has no nanoseconds
-        in_order(tmp_path / "times.parquet")
     (tmp_path / "zero.parquet").touch()
     with pytest.raises(MetadataError, match=r"no Parquet file.*zero\.parquet"):
         prepare_dataset(str(tmp_path), split_ratio=(1, 0, 0))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import accumulate
 from typing import Any, ClassVar
 
+import numpy as np
+
+from energon_stream.arrays import python_value
+from energon_stream.errors import SourceError
 from energon_stream.imports import of_extra
 from energon_stream.media.ranged_file import open_once
 from energon_stream.media.seekable import StoreFile
@@ -61,9 +66,34 @@ def _open(store: Store, entry: ListEntry) -> Any:
 
 def table_rows(batch: Any) -> Iterator[Row]:
     """Yield the rows of a record batch or table of ``pyarrow``."""
-    columns = [(name, batch.column(place).to_pylist()) for place, name in enumerate(batch.schema.names)]
+    columns = [(name, _values(name, batch.column(place))) for place, name in enumerate(batch.schema.names)]
     for number in range(batch.num_rows):
         yield {name: plain(values[number]) for name, values in columns}
+
+
+def _values(name: str, column: Any) -> list[Any]:
+    if "time64[ns]" not in str(column.type):
+        with suppress(ValueError, OverflowError):
+            values: list[Any] = column.to_pylist()
+            return values
+    try:
+        return [*map(_value, column)]
+    except (ValueError, OverflowError) as error:
+        raise SourceError(
+            f"a value of the column {name!r:.80} has no form in Python: {error}",
+            hint="cast the column, such as to timestamp[us] or a text, or leave it out",
+        ) from error
+
+
+def _value(scalar: Any) -> Any:
+    """Return the value of a scalar of ``pyarrow``; a time that Python's cannot hold as text."""
+    value = python_value(scalar)
+    if not isinstance(value, np.generic) or str(scalar.type).startswith("duration"):
+        return value
+    text = str(scalar.cast("string"))
+    if text.startswith("<"):  # <value out of range>
+        raise ValueError(text)
+    return text.replace(" ", "T")
 
 
 def plain(value: Any) -> Any:
