@@ -280,6 +280,9 @@ def _document(
 ) -> dict[str, Any] | None:
     from energon_stream.cli.dataset_yaml_wizard import chosen_dataset_yaml
 
+    if sample_type is None and wizard is None and conventions() == "energon":
+        click.echo("No dataset.yaml is written, because --sample-type is missing.", err=True)
+        return None
     if sample_type is None:
         return _required(wizard, "--sample-type or --skip-dataset-yaml").dataset_yaml(parts)
     return chosen_dataset_yaml(sample_type, field_map, parts, wizard)

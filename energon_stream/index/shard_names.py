@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import unquote
 
+from energon_stream.conventions import conventions
 from energon_stream.errors import ConfigError, MetadataError, ObjectNotFoundError
 from energon_stream.index.braces import expand
 from energon_stream.index.file_format import find_format
@@ -277,7 +278,9 @@ def split_by_patterns(shards: Sequence[str], patterns: Iterable[str]) -> dict[st
                 f"the split pattern {item!r} is not NAME:PATTERN", hint="for example train:train/.*"
             )
         found = _match_regex(shards, pattern) or match_names(shards, [pattern])
-        if not found:
+        if not found and conventions() == "energon":
+            _log.warning("the split pattern %r matches no shard", item)
+        elif not found:
             raise ConfigError(
                 f"the split pattern {item!r} matches no shard",
                 hint=f"use a regular expression, a glob or braces; the first shard is {shards[0]!r}",

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from energon_stream import WorkerConfig, get_val_dataset
-from energon_stream.cli.main import main
+from energon_stream.cli.main import energon, main
 from energon_stream.compat.dataset_classes import BaseWebdatasetFactory
 from energon_stream.errors import ConfigError, DuplicateKeyError
 from energon_stream.index.yaml_io import load_yaml
@@ -155,6 +155,35 @@ def test_no_dataset_yaml(tmp_path):
     how = ["--non-interactive", "--split-ratio", "1,0,0", "--skip-dataset-yaml"]
     assert run("prepare", tmp_path, *how).exit_code == 0
     assert not (tmp_path / ".nv-meta" / "dataset.yaml").exists()
+
+
+def test_energon_prepares_where_megatron_energon_does(tmp_path, caplog):
+    """Megatron-Energon 7.4.1 ends with status 0 in both cases; see tests/interop/test_cli_interop.py."""
+    write_tar(tmp_path / "a.tar", ["x"])
+    how = [
+        "prepare",
+        str(tmp_path),
+        "--non-interactive",
+        "--split-parts",
+        "train:a",
+        "--split-parts",
+        "val:nothing",
+    ]
+    refused = CliRunner().invoke(main, [*how, "--skip-dataset-yaml"])
+    assert (refused.exit_code, "'val:nothing' matches no shard" in refused.output) == (2, True)
+    done = CliRunner().invoke(energon, how)
+    assert done.exit_code == 0, done.output
+    assert "--sample-type is missing" in done.stderr
+    assert not (tmp_path / ".nv-meta" / "dataset.yaml").exists()
+    split = load_yaml((tmp_path / ".nv-meta" / "split.yaml").read_bytes(), "split.yaml")
+    assert split["split_parts"] == {"train": ["a.tar"], "val": []}
+    assert "the split pattern 'val:nothing' matches no shard" in caplog.text
+    assert (
+        CliRunner()
+        .invoke(main, ["prepare", str(tmp_path), *HOW[:1], "--split-ratio", "1,0,0", "--force-overwrite"])
+        .exit_code
+        == 2
+    )
 
 
 @pytest.mark.energon("cli: prepare --tmp-path", "cli: prepare-media --tmp-path")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from energon_stream.index.yaml_io import load_yaml
 from energon_stream.testing.datasets import captioning_dataset, write_shards
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +56,19 @@ def test_both_commands_end_and_ask_alike(tmp_path):
         lines = [line.partition("Tensor(")[0] for line in lines]
         outputs[name] = linted.returncode, linted.stdout.splitlines()[0], lines
     assert outputs["ours"] == outputs["theirs"]
+
+
+@pytest.mark.energon("cli: prepare --split-parts", "cli: prepare --non-interactive")
+def test_both_prepare_without_a_type_and_with_a_pattern_for_no_tar(tmp_path):
+    splits = {}
+    for name, command in (("ours", OURS), ("theirs", THEIRS)):
+        write_shards(tmp_path / name, shards=2, samples_per_shard=2, parts=picture)
+        patterns = "--split-parts", "train:data-000000.tar", "--split-parts", "val:none.tar"
+        done = run(command, "prepare", tmp_path / name, "--non-interactive", *patterns)
+        assert done.returncode == 0, done.stderr
+        assert not (tmp_path / name / ".nv-meta" / "dataset.yaml").exists()
+        splits[name] = (tmp_path / name / ".nv-meta" / "split.yaml").read_bytes()
+    assert load_yaml(splits["ours"], "") == load_yaml(splits["theirs"], "")
 
 
 @pytest.mark.energon("cli: prepare --fix-duplicates")
