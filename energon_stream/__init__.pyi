@@ -160,7 +160,7 @@ from .samples.types import (
     VQAOCRSample as VQAOCRSample,
     VQASample as VQASample,
 )
-from .storage import CounterSnapshot as CounterSnapshot
+from .storage import CounterSnapshot as CounterSnapshot, register_store as register_store
 from .task import (
     AugmentTaskEncoder as AugmentTaskEncoder,
     Cooker as Cooker,
@@ -187,6 +187,7 @@ from .tools.curation.derive import (
     sample_dataset as sample_dataset,
     split_dataset as split_dataset,
 )
+from .prepare.prepare import PrepareReport as PrepareReport, prepare_dataset as prepare_dataset
 from .prepare.add_tables import (
     TableReport as TableReport,
     add_media_table as add_media_table,

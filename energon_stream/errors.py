@@ -378,3 +378,7 @@ class SkipSample(Exception):
 
 
 IgnoreSample = SkipSample
+
+__all__ = [
+    name for name, kind in [*globals().items()] if isinstance(kind, type) and issubclass(kind, Exception)
+]

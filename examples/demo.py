@@ -23,7 +23,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream import prepare_dataset
 from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import captioning_dataset
 from energon_stream.testing.s3server import S3Server

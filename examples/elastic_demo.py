@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from energon_stream.prepare.prepare import prepare_dataset
+from energon_stream import prepare_dataset
 from energon_stream.testing.datasets import captioning_dataset
 from energon_stream.testing.s3server import S3Server
 

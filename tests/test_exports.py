@@ -86,3 +86,13 @@ def test_importing_the_package_imports_nothing_heavy():
 @pytest.mark.parametrize("name", CLIENTS)
 def test_what_clients_import_is_there(name):
     assert name in energon_stream.__all__
+
+
+def test_a_star_import_of_the_errors_brings_errors_alone():
+    names: dict[str, object] = {}
+    exec("from energon_stream.errors import *", names)
+    del names["__builtins__"]
+    assert {"ConfigError", "SkipSample", "IgnoreSample"} <= names.keys()
+    assert all(
+        issubclass(kind, Exception) and kind.__module__ == "energon_stream.errors" for kind in names.values()
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -45,8 +46,6 @@ from energon_stream.temporary_folders import temporary_folder
 from energon_stream.urls import local_path
 
 if TYPE_CHECKING:
-    import os
-
     from energon_stream.engine.tasks import Part, TaskEngine
     from energon_stream.prepare.media_headers import MediaFilter
     from energon_stream.prepare.media_tables import MediaReport
@@ -64,6 +63,10 @@ class PrepareReport:
         media: Result of the media filter; None if there was none.
         skipped: What is wrong with the tars that were left out, by path.
         remarks: What is odd about the tars, a text for each kind; each is logged as well.
+
+    Example:
+        >>> PrepareReport({"a.tar": 3, "b.tar": 4}, {"train": ("a.tar", "b.tar")}, ("txt",), ()).num_samples
+        7
     """
 
     shard_counts: Mapping[str, int]
@@ -81,7 +84,7 @@ class PrepareReport:
 
 
 def prepare_dataset(
-    url_or_path: str,
+    url_or_path: str | os.PathLike[str],
     *,
     shards: str | Sequence[str] | None = None,
     split_ratio: Sequence[float] | Mapping[str, float] | None = None,
@@ -189,7 +192,7 @@ def prepare_dataset(
     is_split = split_ratio is not None or split_patterns is not None
     if not (is_split or tar_index_only):
         raise ConfigError("split_ratio or split_patterns is missing", hint="pass split_ratio=(8, 1, 1)")
-    spec = StoreSpec(url_or_path, storage_options)
+    spec = StoreSpec(os.fspath(url_or_path), storage_options)
     store = spec.open()
     if store.is_local:
         remove_temporaries(local_path(store.url))

@@ -24,9 +24,9 @@ from energon_stream import (
     WorkerConfig,
     get_savable_loader,
     get_train_dataset,
+    prepare_dataset,
     stateless,
 )
-from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CAPTIONING_YAML, write_shards
 
 COLORS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 60, 220), "white": (240, 240, 240)}

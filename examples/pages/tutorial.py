@@ -26,10 +26,11 @@ from energon_stream import (
     get_loader,
     get_savable_loader,
     get_train_dataset,
+    histogram_pack,
+    pack_by_size,
     stateless,
 )
 from energon_stream.cli.main import main as energon
-from energon_stream.task.packers import histogram_pack, pack_by_size
 
 SIZE = 16
 PACK = 40

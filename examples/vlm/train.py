@@ -37,9 +37,9 @@ from energon_stream import (
     get_savable_loader,
     get_train_dataset,
     pack_by_size,
+    prepare_dataset,
     stateless,
 )
-from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
 
 METADATASET = """\
