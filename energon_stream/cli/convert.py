@@ -82,7 +82,7 @@ def convert(
         options["classes"] = classes
     writing = {name: options.pop(name) for name in _OF_WRITING}
     if dry_run or sample_type:
-        plan = plan_conversion(source, storage_options=source_storage_options, **options)
+        plan = plan_conversion(source, source_storage_options=source_storage_options, **options)
         document = _document(plan, sample_type, field_map)
         if dry_run:
             found = _plan(plan, document, is_guess=sample_type is None and plan.rows != len(plan.preview))

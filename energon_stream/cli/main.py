@@ -150,7 +150,11 @@ def _flags_of(group: click.Group, ctx: click.Context) -> dict[str, str]:
     command = group.get_command(ctx, ctx.invoked_subcommand or "")
     commands = [command, *getattr(command, "commands", {}).values()]
     options = [option for each in commands if each is not None for option in each.params]
-    return {o.name: o.opts[0] for o in options if isinstance(o, click.Option) and o.name} | WORDS["flags"]
+    flags = {o.name: o.opts[0] for o in options if isinstance(o, click.Option) and o.name}
+    for name, flag in WORDS["flags"].items():
+        if any(known.startswith(flag.rstrip("…")) for known in [*flags.values()]):
+            flags[name] = flag
+    return flags
 
 
 _ARGUMENT = r"[a-z_]+=(?:'[^']*'(?: or '[^']*')?|\[[^]]*\]|\w*\([^)]*\)|[\w…-]*)"
@@ -161,14 +165,18 @@ def _as_options(match: re.Match[str]) -> str:
     return " ".join(f"{match[1]} {name}={value.replace('True', 'true')}" for name, value in pairs)
 
 
+def _as_flag(flag: str, off: str, value: str) -> str:
+    return flag.replace("--", "--no-", 1) if off else f"{flag} {value}".rstrip()
+
+
 def in_flags(text: str, flags: dict[str, str]) -> str:
     """Replace arguments of Python functions by flags: ``force=True``, ``split_config=``, ``cache_dir``.
 
     Of an argument for which the command has no flag, the text says that it is one of Python.
     """
     names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
-    given = rf"\b({names})=(?:True\b|\[?([\w']+)\]?)?"
-    text = re.sub(given, lambda match: f"{flags[match[1]]} {match[2] or ''}".rstrip(), text)
+    given = rf"\b({names})=(?:True\b|(False\b)|\[?([\w']+)\]?)?"
+    text = re.sub(given, lambda match: _as_flag(flags[match[1]], *match.groups("")[1:]), text)
     text = re.sub(rf"\b([Pp]ass {_ARGUMENT}(?:(?:, | and ){_ARGUMENT})*)", r"\1 in Python", text)
     # A word without "_" may be plain English.
     whole = rf"(?<![\w./-])({names})(?![\w./=-])"

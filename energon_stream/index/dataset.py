@@ -376,7 +376,7 @@ def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadat
         raise EmptyDatasetError(
             f"split part {split_part!r} has no samples",
             where=where,
-            hint=f"name one of {', '.join(filled) or 'another dataset'}, or give it a share by --split-ratio",
+            hint=f"name one of {', '.join(filled) or 'another dataset'}, or give it a share: `energon-stream prepare --split-ratio`",
         )
     numbers = {path: number for number, path in enumerate(counts)}
     ids = np.array([numbers[path] for path in paths], dtype=np.int64)

@@ -316,7 +316,7 @@ def _write(
             raise ConfigError(
                 f"the table {other.path} has a column {min(twice)!r}, too",
                 where=store.url,
-                hint=f"rename the column, or replace that table by --name {name}",
+                hint=f"rename the column, or replace that table by name={name}",
             )
     local, rows = os.path.join(folder, "table.parquet"), 0
     kept = schema.with_metadata({TABLE_MARK: _mark(info)})

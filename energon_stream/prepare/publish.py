@@ -92,8 +92,8 @@ class MetadataOptions:
         elif empty and order:
             raise ConfigError(
                 f"{' and '.join(empty)} would be empty: {len(order)} tars cannot be dealt in these shares",
-                hint="give shares that are whole tars, or --split-parts NAME:PATTERN; to deal samples instead, give "
-                "the ratio to `convert` or ShardWriter, or prepare with 1,0,0 and run `energon-stream split`",
+                hint="give shares that are whole tars, or split_patterns=; to deal samples instead, give the ratio to "
+                "`convert` or ShardWriter, or prepare with 1,0,0 and run `energon-stream split`",
             )
         return split
 

@@ -86,12 +86,12 @@ class ColumnMap:
         if not isinstance(value, (str, int)) or value == "":
             raise ColumnError(
                 f"{where}: the key {self.key!r:.80} is {value!r:.80}",
-                hint="give --key a column of texts or numbers",
+                hint="give key= a column of texts or numbers",
             )
         if split_name(f"{value}.x") != (str(value), "x"):
             raise ColumnError(
                 f"{where}: the key {value!r:.80} has a dot in its last component",
-                hint="leave an extension out: --key '{COLUMN:stem}'",
+                hint="leave an extension out: key='{COLUMN:stem}'",
             )
         return str(value)
 
@@ -166,7 +166,7 @@ def parse_columns(
             hint=f"name one of them otherwise, such as first.{twice}",
         )
     if not parts:
-        raise ConfigError("no column is mapped to a part", hint="give --map COLUMN=PART, such as image=jpg")
+        raise ConfigError("no column is mapped to a part", hint="name the part of a column in columns=")
     return ColumnMap(tuple(parts), key or "")
 
 

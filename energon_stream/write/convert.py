@@ -181,7 +181,7 @@ def convert_dataset(
         max_size=max_size,
         max_count=max_count,
         shuffle=shuffle,
-        storage_options=source_storage_options,
+        source_storage_options=source_storage_options,
         split=split,
         config=config,
         trust=trust,

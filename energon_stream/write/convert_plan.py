@@ -18,7 +18,7 @@ from energon_stream.write.columns import ColumnMap, parse_columns
 from energon_stream.write.guess import guess_columns
 from energon_stream.write.part_values import AUTO
 from energon_stream.write.sources.detect import open_source
-from energon_stream.write.sources.source import KEY, OF_SOME, Row, Section, Source
+from energon_stream.write.sources.source import KEY, OF_SOME, Row, Section, Source, source_access
 from energon_stream.write.tar_shard import MAX_SIZE, SampleEncoder
 
 PREVIEW_ROWS = 8
@@ -65,6 +65,7 @@ class ConvertPlan:
         return xxhash.xxh3_128_hexdigest(json.dumps(document).encode())
 
 
+@source_access()
 def plan_conversion(
     url_or_path: str | os.PathLike[str],
     *,
@@ -75,7 +76,7 @@ def plan_conversion(
     max_size: int = MAX_SIZE,
     max_count: int | None = None,
     shuffle: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
+    source_storage_options: Mapping[str, Any] | None = None,
     files_root: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> ConvertPlan:
@@ -83,8 +84,8 @@ def plan_conversion(
 
     Takes the arguments of :func:`convert_dataset` that say what is read, and raises the same errors.
     """
-    root = None if files_root is None else StoreSpec(os.fspath(files_root), storage_options)
-    spec = StoreSpec(os.fspath(url_or_path), storage_options)
+    root = None if files_root is None else StoreSpec(os.fspath(files_root), source_storage_options)
+    spec = StoreSpec(os.fspath(url_or_path), source_storage_options)
     source = open_source(spec, kind, files=root, shuffle=shuffle, **options)
     given = {"files": files, "files_root": files_root} | options
     if unused := [name for name in OF_SOME if given.get(name) and name not in source.takes]:

@@ -76,7 +76,7 @@ def check_filled(counts: Mapping[str, int], where: str) -> None:
         raise ConfigError(
             f"{' and '.join(empty)} would be empty: {sum(counts.values())} samples are too few for these shares",
             where=where,
-            hint="give a larger share, or the share 0, for example --split-ratio 8,1,1 or 9,1,0",
+            hint="give a larger share, or the share 0, for example 8,1,1 or 9,1,0",
         )
 
 

@@ -1,16 +1,20 @@
 """What commands say: counts, remedies that the command has, suggestions, and what they do not know."""
 
+import ast
 import json
 import re
 import shutil
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from commands import leaves
 from PIL import Image
 
+import energon_stream
 from energon_stream.cli.main import in_flags, main
 from energon_stream.cli.words import WORDS
 from energon_stream.testing.datasets import captioning_dataset, prepared_captioning_dataset
@@ -110,6 +114,7 @@ def test_suggestions_are_commands(typed):
         ("pass overlong='drop' or 'split'", "pass overlong='drop' or 'split' in Python"),
         ("pass verify='sampled', which reads", "pass verify='sampled' in Python, which reads"),
         ("bypass x=1", "bypass x=1"),
+        ("with force=False, all are one", "with --no-force-overwrite, all are one"),
         (
             "pass storage_options={'key': …, 'secret': …}, or storage_options={'anon': True} for",
             "pass --storage-option key=… --storage-option secret=…, or --storage-option anon=true for",
@@ -209,3 +214,44 @@ def test_one_picture_and_one_key_are_no_plural(one, tmp_path):
     few = ["sample", one, tmp_path / "few", "--keys", tmp_path / "keys"]
     assert "1 key is not in the dataset" in run(*few, status=2).output
     assert "there is no such tar" in run("lint", one / "no.tar", status=1).output
+
+
+OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+\w)")
+OF_OTHERS = {"shadow", "states", "shm-size"}  # of run_megatron, and of what starts containers
+
+
+def texts_of(path):
+    """The texts of a module, but for its docstrings; braces stand for values."""
+    tree = ast.parse(path.read_text())
+    inner = {id(each) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for each in node.values}
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(each.value if isinstance(each, ast.Constant) else "{}" for each in node.values)
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (inner | docs)
+        ):
+            yield node.value
+
+
+def test_hints_name_options_that_the_command_has():
+    """Python's users see the texts of the library: these name arguments, or a whole command."""
+    package = Path(energon_stream.__file__).parent
+    options, by_module = {}, defaultdict(lambda: {"--help"})
+    for names, command in leaves():
+        words = {word for each in command.params for word in (*each.opts, *each.secondary_opts)}
+        options[" ".join(names)] = words
+        by_module[command.callback.__module__.rpartition(".")[2]] |= words
+    every = set().union(*by_module.values())
+    seen = 0
+    for path in sorted(package.rglob("*.py")):
+        own = by_module.get(path.stem, every) if path.parent.name == "cli" else set()
+        for text in filter(lambda text: " " in text, texts_of(path)):
+            for found in OPTION.finditer(text):
+                if found[1] in OF_OTHERS:
+                    continue
+                seen += 1
+                asked = re.findall(r"energon-stream ([a-z-]+)", text[: found.start()])
+                known = options[asked[-1]] if asked else own
+                assert any(word.startswith(found[0]) for word in known), (path.name, text)
+    assert seen > 40

@@ -219,7 +219,7 @@ def test_folders_of_split_parts_are_not_mixed(tmp_path, inner):
     for path in (f"train/{inner}1.jpg", f"validation/{inner}1.jpg"):
         (tmp_path / "source" / path).parent.mkdir(parents=True)
         (tmp_path / "source" / path).write_bytes(b"x")
-    with pytest.raises(SourceError, match=r"the folders train, validation would be mixed.*--no-classes"):
+    with pytest.raises(SourceError, match=r"the folders train, validation would be mixed.*classes=False"):
         convert_dataset(tmp_path / "source", tmp_path / "new")
     assert convert_dataset(tmp_path / "source" / "train", tmp_path / "train").samples == 1
     report = convert_dataset(tmp_path / "source", tmp_path / "all", classes=False)
@@ -622,3 +622,42 @@ def test_files_that_a_single_parquet_file_names_are_beside_it(tmp_path):
     columns = {"image": "jpg", "caption": "txt"}
     convert_dataset(path, tmp_path / "a", columns=columns, files=["image"], engine=INLINE)
     assert samples(tmp_path / "a") == {"000000000": {"jpg": image_bytes(1), "txt": b"a"}}
+
+
+@pytest.mark.parametrize("work", [["convert"], ["convert", "--dry-run"], ["repair"]], ids=" ".join)
+def test_the_options_of_the_source_are_named(tmp_path, s3_server, work):
+    endpoint = f"endpoint_url={s3_server.endpoint_url}"
+    words = [*work, "s3://bucket/source", str(tmp_path / "new"), "--source-storage-option", endpoint]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    assert "--source-storage-option anon=true" in done.output
+    assert " --storage-option" not in done.output
+
+
+def test_times_beyond_those_of_python(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = importlib.import_module("pyarrow.parquet")
+    numbers = pa.array([1_234_567_891, 2_000, None], pa.int64())
+    kinds = {
+        "time": pa.timestamp("ns"),
+        "zoned": pa.timestamp("ns", "Europe/Berlin"),
+        "of_day": pa.time64("ns"),
+    }
+    parquet.write_table(
+        pa.table({name: numbers.view(kind) for name, kind in kinds.items()}), tmp_path / "table.parquet"
+    )
+    columns = {",".join(kinds): "json"}
+    convert_dataset(tmp_path / "table.parquet", tmp_path / "new", columns=columns, engine=INLINE)
+    assert [json.loads(sample["json"]) for _, sample in sorted(samples(tmp_path / "new").items())] == [
+        {
+            "time": "1970-01-01T00:00:01.234567891",
+            "zoned": "1970-01-01T01:00:01.234567891+0100",
+            "of_day": "00:00:01.234567891",
+        },
+        {"time": "1970-01-01T00:00:00.000002", "zoned": "1970-01-01T01:00:00.000002+01:00", "of_day": "00:00:00.000002"},
+        dict.fromkeys(kinds),
+    ]  # fmt: skip
+    parquet.write_table(pa.table({"late": pa.array([10**15], pa.timestamp("s"))}), tmp_path / "late.parquet")
+    with pytest.raises(SourceError, match="a value of the column 'late' has no form in Python") as raised:
+        convert_dataset(tmp_path / "late.parquet", tmp_path / "late", columns={"late": "txt"}, engine=INLINE)
+    assert "cast the column" in raised.value.hint

@@ -219,6 +219,6 @@ def _shared_keys(reports: Sequence[ShardReport], url: str) -> Iterator[Problem]:
         error = DuplicateKeyError(
             f"{len(mine)} sample keys are those of another tar, such as {reports[shards[mine[0] - 1]].shard}",
             where=f"{url}/{reports[shard].shard}",
-            hint="prepare the tars with --fix-duplicates",
+            hint="run `energon-stream prepare --fix-duplicates`",
         )
         yield Problem.of(error, reports[shard].shard)

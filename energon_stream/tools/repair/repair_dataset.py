@@ -40,6 +40,7 @@ from energon_stream.write.convert_part import ConvertJob, ConvertPart, convert_p
 from energon_stream.write.finish import publish_shards
 from energon_stream.write.guess import guess_dataset_yaml
 from energon_stream.write.journal import WRITING
+from energon_stream.write.sources.source import source_access
 from energon_stream.write.tar_shard import MAX_SIZE
 
 REPORT = f"{META_FOLDER}/repair.json"
@@ -162,8 +163,9 @@ def repair_dataset(
     MetadataOptions(split_ratio, split_patterns)  # raises before anything is read
     local = None if tmp_path is None else os.fspath(tmp_path)
     given = os.fspath(source)
-    tars = open_tars(given, source_storage_options, rules, local)
-    sections = tars.sections()
+    with source_access():
+        tars = open_tars(given, source_storage_options, rules, local)
+        sections = tars.sections()
     listed = [(section.name, section.size, section.version) for section in sections]
     document = [asdict(rules), listed, max_size, max_count]
     signature = xxhash.xxh3_128_hexdigest(json.dumps(document).encode("utf-8", "surrogateescape"))

@@ -89,7 +89,7 @@ class FolderSource(Source):
                 raise SourceError(
                     f"the folders {', '.join(sorted(names))} would be mixed, which look like split parts",
                     where=self.spec.url,
-                    hint="convert each to a dataset of its own; with --no-classes, all are one",
+                    hint="convert each to a dataset of its own; with classes=False, all are one",
                 )
         beside_media = {file.part for sample in samples if sample.has_media for file in sample.files}
         alone = [s for s in samples if beside_media and beside_media.isdisjoint(f.part for f in s.files)]
@@ -99,13 +99,13 @@ class FolderSource(Source):
                 raise SourceError(
                     f"{counted(len(alone), 'sample')} would have pictures that cannot be decoded, {what}",
                     where=self.spec.url,
-                    hint="save them as JPEG, or leave them out; with --no-classes, their bytes stay as they are",
+                    hint="save them as JPEG, or leave them out; with classes=False, their bytes stay as they are",
                 )
             raise SourceError(
                 f"{counted(len(alone), 'sample')} would have no picture or recording, {what}",
                 where=self.spec.url,
                 hint="files of a sample have one name in one folder: convert annotations of many files as a CSV or "
-                "JSONL table with a column of their paths; with --no-classes, such files are samples of their own",
+                "JSONL table with a column of their paths; with classes=False, such files are samples of their own",
             )
 
     def parts(self, sections: Iterable[Section]) -> set[str]:
@@ -165,7 +165,8 @@ def _are_classes(samples: list[_FileGroup]) -> bool:
         return False
     if len(folders := {posixpath.dirname(sample.key) for sample in samples}) > 1 and not _siblings(samples):
         _log.warning(
-            "%d folders are no classes, as they lie at several places; --classes makes them some",
+            "%d folders are no classes, as they lie at several places; `energon-stream convert --classes` makes "
+            "them classes",
             len(folders),
         )
     return len(_siblings(samples)) > 1

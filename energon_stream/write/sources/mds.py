@@ -72,7 +72,7 @@ class MdsSource(Source):
             raise SourceError(
                 f"its shards have the format {shard['format']!r}, not mds",
                 where=where,
-                hint="convert the folder of CSV or JSONL files itself, with --from csv or jsonl",
+                hint="convert the folder of CSV or JSONL files itself, with kind='csv' or 'jsonl'",
             )
         for name, kind in zip(shard["column_names"], shard["column_encodings"], strict=True):
             if kind == _PICKLE and not self.trust:

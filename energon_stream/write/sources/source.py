@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from energon_stream.errors import (
+    AccessDeniedError,
     ConfigError,
     EnergonStreamError,
     ObjectChangedError,
@@ -54,6 +55,16 @@ class Section:
     def row_name(self, row: int) -> str:
         """Return the name of a row of this section, for messages; rows count from 0."""
         return f"{self.name}, row {self.first_row + row}"
+
+
+@contextmanager
+def source_access() -> Iterator[None]:
+    """Let errors of credentials name the options of the source, which are not those of the new dataset."""
+    try:
+        yield
+    except AccessDeniedError as error:
+        hint = (error.hint or "").replace("storage_options", "source_storage_options")
+        raise AccessDeniedError(error.what, where=error.where, hint=hint) from error
 
 
 @dataclass(frozen=True)
