@@ -67,10 +67,13 @@ bench-release: BENCH = --release
 bench-release: peers bench
 
 # Training while everything fails: faults of the network, kills, replaced objects, damaged caches; attacks for 15 minutes.
-# CHAOS="--samples 100000 --seed 7" changes it.
+# Then kills alone: of training, of what writes datasets, and of conversions.
+# CHAOS="--samples 100000 --seed 7" changes the first.
 chaos: $(VENV)/installed
 	$(BIN)/python tests/chaos/run.py $(CHAOS)
 	$(BIN)/python tests/chaos/kills.py
+	$(BIN)/python tests/kills/run.py --kills 50
+	$(BIN)/python tests/kills/convert.py --kills 50
 
 chaos-short: CHAOS = --samples 20000 --seconds 300 --seed 1
 chaos-short: chaos
