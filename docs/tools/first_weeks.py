@@ -1,12 +1,12 @@
 """Repeats the first hour of three users, from an empty environment, with the commands of the documents.
 
 ``python docs/tools/first_weeks.py`` makes environments and installs PyTorch, then the clone, with the
-extras that a user's data needs, by pip or ``--uv``; ``--venv`` and ``--mds-venv`` take those that exist. The
+extras that a user's data needs, by pip or ``--uv``; ``--venv`` and ``--mds-venv`` take existing ones. The
 users have files in folders, Parquet and MDS; a program and a metadataset of Megatron-Energon 7.4.1;
 webdataset tars. It prints the minutes, those of installing apart, and the commands of each to the first batch
 of their own data, to a run that was resumed, and to S3, and fails beyond the goal. PyTorch is not counted,
-nor is mosaicml-streaming, which wrote the shards of the user of MDS: what these took is printed apart. Their
-environment is another one, because streaming needs torchvision, and the PyTorch that fits it.
+nor is mosaicml-streaming, which wrote the shards of the user of MDS: what these took is printed apart. These
+have a second environment, because streaming needs torchvision, and the PyTorch that fits it.
 Commands and programs are the pages' own, with other paths: a page that changes without the others fails here.
 """
 
