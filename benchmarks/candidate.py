@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import importlib
 import json
+import multiprocessing
 import os
 import pickle
 import sys
@@ -41,6 +42,7 @@ def _loader(spec: dict, open_loader) -> dict:
 
         sampler = profiling.Sampler()
     base = _start_of_memory() if spec.get("memory") else 0
+    used = _used(os.getpid())
     with sampler:
         begin = time.time()
         cpu = time.process_time()
@@ -48,6 +50,9 @@ def _loader(spec: dict, open_loader) -> dict:
         if spec.get("restore"):
             loader.restore_state_rank(pickle.loads(Path(spec["state"]).read_bytes()))
         result = _read(spec, loader) | {"begin": begin, "loop_cpu": time.process_time() - cpu}
+        if spec.get("sample_time"):
+            own = [now - before for now, before in zip(_used(os.getpid()), used, strict=True)]
+            result["used"] = [own, *(_used(child.pid) for child in multiprocessing.active_children())]
     if spec.get("memory"):
         result["memory"] = _kilobytes("VmHWM") * 1024 - base
     if spec.get("sample_time"):
@@ -90,6 +95,13 @@ def _digest(batch: dict) -> str:
         for part in batch[name]:
             sha.update(part)
     return sha.hexdigest()
+
+
+def _used(pid: int) -> list:
+    """Seconds of CPU time of a process as a user and in the system, and the pages that it touched first."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    tick = os.sysconf("SC_CLK_TCK")
+    return [int(fields[11]) / tick, int(fields[12]) / tick, int(fields[7])]
 
 
 def _start_of_memory() -> int:

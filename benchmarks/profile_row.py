@@ -3,9 +3,9 @@
     python benchmarks/profile_row.py P1
     python benchmarks/profile_row.py P2 --dataset d40x64 --epochs 1
 
-Says how long the main thread computed and waited, in which functions, what the other threads cost, and what
-the server had to do meanwhile. Sampling costs little, but some: compare its shares, not its speed, with the
-row's.
+Says how long the main thread computed and waited, in which functions, what the other threads and processes
+cost, and what the server had to do meanwhile. Sampling costs little, but some: compare its shares, not its
+speed, with the row's.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bench import Bench, Run
 # Dataset, profile (None for local files) and the rest of the spec.
 ROWS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "P1": ("d40x8", "H50", {"epochs": 8}),
+    "P1worker": ("d40x8", "H50", {"epochs": 8, "workers": 1}),
     "P2": ("d40x8", "H200", {"epochs": 8}),
     "P3": ("d40x8", "H50", {"batches": 1}),
     "P10": ("long400", "F20", {"repeat": False}),
@@ -31,6 +32,7 @@ ROWS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "P10clean": ("long400", "H50", {"repeat": False}),
     "P12": ("p12", None, {"epochs": 8}),
     "P12views": ("p12", None, {"epochs": 8, "raw_parts": "memoryview"}),
+    "P12workers": ("p12", None, {"epochs": 8, "workers": 2, "cores": 2}),
     "P16": (
         "d40x64",
         "H50",
@@ -38,6 +40,7 @@ ROWS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     ),
     "long": ("long50", "H50", {"epochs": 1}),
     "H1": ("d40x8", "H1", {"epochs": 8}),
+    "streams": ("d40x8", "H50", {"epochs": 8, "streams": 24}),
     "sizes": ("size4k", "H50", {"epochs": 4}),
     "1GB": ("huge1", "H50", {"epochs": 2}),
     "jpeg": (
@@ -92,6 +95,12 @@ def _client(run: Run) -> None:
     print(f"main thread: computing {found['main_cpu']:.2f} s ({found['main_cpu'] / wall:.0%}), ", end="")
     print(f"waiting (for bytes, the GIL or the core) {rest:.2f} s ({rest / wall:.0%})")
     print(f"other threads: {found['other_cpu']:.2f} CPU-s; all {run.result['loop_cpu'] / wall:.0%} of a core")
+    samples = run.result["samples"]
+    for number, (user, system, pages) in enumerate(run.result["used"]):
+        each = f"{user / samples * 1e6:.1f} + {system / samples * 1e6:.1f} us of CPU time (user + system)"
+        busy = f"{(user + system) / wall:.0%} of a core"
+        name = f"worker {number}" if number else "main process"
+        print(f"{name}: a sample of all takes {each}, {pages / samples:.1f} new pages; {busy}")
     for kind in ("computing", "waiting"):
         _shares(kind, found[kind], sum(sum(found[k].values()) for k in ("computing", "waiting")))
 

@@ -1,4 +1,7 @@
-"""Write the measures: a table in Markdown, everything in JSON, bars in PNG."""
+"""Write the measures: a table in Markdown, everything in JSON, bars in PNG.
+
+python benchmarks/report.py        latest.md once more, from latest.json, with the causes of today
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bench import Bench, Measure
+from causes import CAUSES
+
+REPORTS = Path(__file__).parent.parent / "docs" / "benchmarks"
 
 PACKAGES = ("torch", "obstore", "s3fs", "fsspec", "webdataset", "numpy")
 HEAD = "| # | figure | ours | goal | peers | limit | share of the limit | ours ÷ peers |\n|---|---|--:|--:|--:|--:|--:|--:|"
@@ -151,7 +158,13 @@ def short(measure: Measure) -> str:
     reached = not ahead and all("✓" in goal for goal in goals)
     best = f"{peer} {_spread(measure, peer)}{' (ahead)' if ahead else ''}" if peer else "–"
     cells = (measure.row, measure.what, f"{_spread(measure, 'ours')} {measure.unit}".strip(), best)
-    return "| " + " | ".join([*cells, "; ".join(goals), "reached" if reached else measure.binds]) + " |"
+    return "| " + " | ".join([*cells, "; ".join(goals), "reached" if reached else _binds(measure)]) + " |"
+
+
+def _binds(measure: Measure) -> str:
+    """Return the cause that keeps a figure from its goals; "" for one that is not hard, or has no goal."""
+    has_goal = measure.goal is not None or measure.share is not None
+    return measure.binds or (CAUSES.get((measure.row, measure.what), "") if has_goal else "")
 
 
 def _place(measure: Measure) -> tuple[bool, int, str]:
@@ -197,24 +210,36 @@ def write(
     order = sorted([*measures, *kept], key=_place)
     how = {"command": command, "date": time.strftime("%Y-%m-%d"), "commit": measured}
     made = [*before.made, how]
-    said = "; then ".join(f"`{h['command']}` on {h['date']} at {h['commit']}" for h in made)
+    everything: dict[str, Any] = {"made": made, "server": bench.server.kind}
+    everything["machine"] = machine() | _nginx() | dict(versions)
+    everything["notes"] = list(dict.fromkeys([*before.notes, *bench.notes]))
+    everything["measures"] = [asdict(m) for m in order]
+    (folder / "latest.json").write_text(json.dumps(everything, indent=1) + "\n")
+    return _write_text(folder, everything, _plots(folder, order))
+
+
+def _write_text(folder: Path, found: Mapping[str, Any], plots: Iterable[str]) -> str:
+    """Write ``latest.md`` of the content of ``latest.json``; returns the table."""
+    order = [Measure(**measure) for measure in found["measures"]]
+    said = "; then ".join(f"`{h['command']}` on {h['date']} at {h['commit']}" for h in found["made"])
     table = "\n".join([HEAD, *(line(m) for m in order)])
-    hard = "\n".join([SHORT, *(short(m) for m in order if m.binds)])
-    about = machine() | _nginx() | dict(versions)
-    facts = ", ".join(f"{k} {v}" for k, v in about.items())
-    all_notes = list(dict.fromkeys([*before.notes, *bench.notes]))
-    notes = "".join(f"- {note}\n" for note in all_notes)
-    plots = _plots(folder, order)
+    hard = "\n".join([SHORT, *(short(m) for m in order if _binds(m))])
+    facts = ", ".join(f"{k} {v}" for k, v in found["machine"].items())
+    notes = "".join(f"- {note}\n" for note in found["notes"])
     text = (
-        f"# Benchmarks, latest run\n\nMade by {said}; server: {bench.server.kind}.\nMachine: {facts}.\nMedians, lowest and highest in brackets; how it is measured and how to "
+        f"# Benchmarks, latest run\n\nMade by {said}; server: {found['server']}.\nMachine: {facts}.\nMedians, lowest and highest in brackets; how it is measured and how to "
         f"read it: [README.md](README.md).\n\n{table}\n\n## The hardest goals\n\n{hard}\n\n{notes}\n"
         + "".join(f"![{name}]({name}.png)\n" for name in plots)
     )
     (folder / "latest.md").write_text(text.rstrip() + "\n")
-    everything = {"made": made, "server": bench.server.kind, "machine": about, "notes": all_notes}
-    everything |= {"measures": [asdict(m) for m in order]}
-    (folder / "latest.json").write_text(json.dumps(everything, indent=1) + "\n")
     return table
+
+
+def rewrite(folder: Path) -> None:
+    """Write ``latest.md`` once more, of the values in ``latest.json``, with the causes of today."""
+    found = json.loads((folder / "latest.json").read_text())
+    rows = dict.fromkeys(measure["row"] for measure in found["measures"])
+    _write_text(folder, found, [row for row in rows if (folder / f"{row}.png").exists()])
 
 
 def _plots(folder: Path, measures: Sequence[Measure]) -> list[str]:
@@ -252,3 +277,7 @@ def _plots(folder: Path, measures: Sequence[Measure]) -> list[str]:
         plt.close(fig)
         names.append(row)
     return names
+
+
+if __name__ == "__main__":
+    rewrite(REPORTS)

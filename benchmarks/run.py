@@ -18,7 +18,6 @@ import report
 from bench import Bench, Measure
 from rows import GROUPS, Group
 
-REPORTS = Path(__file__).parent.parent / "docs" / "benchmarks"
 PEERS = ("webdataset", *peers.PACKAGES)
 LONGEST = 3
 """Times its share of the time that is left, after which a group begins no further round."""
@@ -101,7 +100,7 @@ def _measure(
     if server.kind != "nginx":
         bench.note("nginx with its Lua module was not there: the server may have been the limit")
     print(f"datasets written in {time.time() - begin:.0f} s", flush=True)
-    out = args.out or (scratch / "report" if args.quick else REPORTS)
+    out = args.out or (scratch / "report" if args.quick else report.REPORTS)
     before = report.earlier(out) if args.keep else report.Earlier()
     measures: list[Measure] = []
     done: list[str] = []

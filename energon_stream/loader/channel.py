@@ -167,9 +167,11 @@ class _Pickler(TensorPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         kind = type(obj)
+        if kind is str:  # most objects: this is called for each
+            return None
         if kind is bytes:
             if len(obj) >= _MIN_SHARED:
-                place = self._sender.place(memoryview(obj))
+                place = self._sender.place(obj)
                 return None if place is None else ("b", *place)
         elif kind is torch.Tensor and is_plain(obj) and obj.nbytes >= _MIN_SHARED:
             place = self._sender.place_of(obj) or self._sender.place(bytes_of(obj))
@@ -234,7 +236,7 @@ class Sender:
         self._is_referred = True
         return place
 
-    def place(self, data: memoryview) -> tuple[int, int] | None:
+    def place(self, data: bytes | memoryview) -> tuple[int, int] | None:
         """Copy a value into the current slot and return its place; None if there is no room."""
         place = self._room(len(data))
         if place is None or self._shared is None:

@@ -27,8 +27,9 @@ def slow_start_bytes(latency: float) -> int:
 
 
 _SLOW_LINE = 125e6
-"""Bytes per second of a line of a gigabit. For as long as it takes, or a line that is known to be slower, the
-first samples have a head start."""
+"""Bytes per second of a line of a gigabit. For as long as it takes, the first samples have a head start."""
+_AT_ONCE = 1e-9
+"""Seconds a byte of an answer that was there at once. Where they take longer, line or machine is slow."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,13 +98,15 @@ class Budget:
     def first(self, requests: Iterable[RangeFetch], latency: float, pace: float = 0.0) -> None:
         """Note that these requests of the first samples were made. All others wait for their answers.
 
-        If the latency is known, in seconds to a first byte, others follow so closely that they arrive behind;
-        not so closely if earlier answers took longer, ``pace`` in seconds a byte.
+        If the latency is known, in seconds to a first byte, others follow so closely that they arrive behind.
+        They do not if earlier answers took their time, ``pace`` in seconds a byte: many of them would leave
+        the last of the first ones a small share of the line, or of the core.
         """
         self._first_made, self._arrived, self._latency = self._clock(), 0, latency
         self._first = list(requests)
-        pause = sum(request.size for request in self._first) * max(1 / _SLOW_LINE, pace)
-        self._head_start = self._first_made + pause if latency else math.inf
+        follows = latency and pace <= _AT_ONCE
+        pause = sum(request.size for request in self._first) / _SLOW_LINE
+        self._head_start = self._first_made + pause if follows else math.inf
 
     @property
     def follows(self) -> bool:

@@ -70,3 +70,28 @@ def has_range_near(
     found = begins[np.minimum(following, len(begins) - 1)]
     near: npt.NDArray[np.bool_] = (following < len(begins)) & (found <= ends + max_gap)
     return near
+
+
+def whole_runs(
+    keys: Int64Array,
+    starts: Int64Array,
+    stops: Int64Array,
+    required: npt.NDArray[np.bool_],
+    max_bytes: int,
+) -> npt.NDArray[np.bool_]:
+    """Return ``required``, and the neighbours of such ranges where one request can have a whole run.
+
+    A run has ranges of one object that touch: in a gap there may be ranges that are not seen yet.
+    """
+    if not required.any() or required.all():
+        return required
+    order = np.lexsort((starts, keys))
+    key, first, last = keys[order], starts[order], stops[order]
+    begins = np.concatenate([[True], (key[1:] != key[:-1]) | (first[1:] > last[:-1])])
+    run = np.cumsum(begins) - 1
+    heads = np.flatnonzero(begins)
+    ends = np.append(heads[1:], len(order)) - 1
+    is_whole = (last[ends] - first[heads] <= max_bytes) & (np.bincount(run, required[order]) > 0)
+    whole = required.copy()
+    whole[order] |= is_whole[run]
+    return whole

@@ -8,7 +8,8 @@ the simulator all follow this plan.
 Generation 0 has the first samples in small requests, generation 1 up to 64 MiB, later ones a quarter of what
 a reader may hold, or three eighths while answers are kept. A request may take in samples that lie between two
 wanted ones and belong to the next generation; they are not fetched twice. While all planned
-bytes fit in the budget together, no later pass requests them again.
+bytes fit in the budget together, no later pass requests them again, and a request has all of a run of
+neighbours, if it is not too large.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from energon_stream.arrays import Int64Array, distinct
-from energon_stream.read.generation import cut_generation, has_range_near
+from energon_stream.read.generation import cut_generation, has_range_near, whole_runs
 from energon_stream.read.kept_ranges import KeptRanges
 from energon_stream.read.located import Located
 from energon_stream.read.read_plan import LargeSample, PlannedSamples, ReadPlan, Reason, Request
@@ -290,12 +291,15 @@ class Planner:
         free = np.flatnonzero(taken[: must + may] < 0)
         keys, starts, stops = located.keys[free], located.starts[free], located.stops[free]
         is_opening, opening = not self.generation, self.opening
+        required = free < must
+        if self.kept is not None and not (is_opening or limits.sparse):  # they need no room but their own
+            required = whole_runs(keys, starts, stops, required, limits.max_request)
         all_keys = np.concatenate([keys, opening.keys])
         plan = plan_fetches(
             all_keys,
             np.concatenate([starts, opening.starts]),
             np.concatenate([stops, opening.stops]),
-            np.concatenate([free < must, np.zeros(len(opening.keys), dtype=np.bool_)]),
+            np.concatenate([required, np.zeros(len(opening.keys), dtype=np.bool_)]),
             max_gap=_OPENING_GAPS * limits.max_gap if is_opening else limits.max_gap,
             max_bytes=limits.max_request,
             sparse=None if is_opening or not limits.sparse else np.isin(all_keys >> 32, list(limits.sparse)),

@@ -180,7 +180,11 @@ def row_of(start, size=8, number=0):
             [row_of(0), row_of(8)],
             ["SHARED_LIMIT", "GAP"],
         ),
-        ({"max_ahead": 2, "second_take": 2}, [row_of(0), row_of(8)], ["GENERATION_END", "GAP"]),
+        (
+            {"max_ahead": 2, "second_take": 2, "max_request": 8},
+            [row_of(0), row_of(8)],
+            ["GENERATION_END", "GAP"],
+        ),
     ],
 )
 def test_a_request_says_why_it_ends(changes, rows, reasons):
@@ -207,3 +211,18 @@ def test_first_requests_take_in_the_next_samples_between_theirs():
     ]
     assert (len(first.samples), len(second.samples)) == (2, 3)
     assert [(each.start, each.size) for each in second.requests] == [(40, 8)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "spans"),
+    [
+        ({}, [[(0, 32)], []]),
+        ({"max_request": 24}, [[(0, 24)], [(24, 8)]]),  # no request may have the whole run
+        ({"resident_bytes": 0, "exact_samples": 1, "opening_take": 1}, [[(0, 8)], [(8, 16)], [(24, 8)]]),
+    ],
+)
+def test_while_answers_are_kept_a_request_has_all_of_a_run_of_neighbours(changes, spans):
+    most = 1 << 20
+    limit = replace(PlanLimits(0, 1, 4, 4, most, most, 0, most, most), **changes)
+    plans = plan_all(limit, [located([row_of(start) for start in (0, 16, 8, 24)])])
+    assert [[(each.start, each.size) for each in plan.requests] for plan in plans] == spans
