@@ -113,7 +113,7 @@ audit: $(VENV)/installed
 FLOOR_WITHOUT = tests/integrations energon_stream/integrations docs/frameworks docs/recipes
 test-floor:
 	test -x .venv-floor/bin/python || $(PYTHON) -m venv .venv-floor
-	.venv-floor/bin/python -m pip install -q --disable-pip-version-check -c constraints-floor.txt -e '.[test]'
+	.venv-floor/bin/python -m pip install -q --disable-pip-version-check -c constraints-floor.txt -e '.[test,test-stores]'
 	.venv-floor/bin/python -m pytest -n 2 $(FLOOR_WITHOUT:%=--ignore %)
 	@echo 'not run: $(FLOOR_WITHOUT), which need packages that the floor does not have'
 

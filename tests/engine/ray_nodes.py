@@ -38,6 +38,7 @@ def one_node():
     from ray.cluster_utils import Cluster
 
     os.environ["PYTHONPATH"] = f"{REPOSITORY}:{Path(__file__).parent}"  # of the nodes
+    os.environ |= {"RAY_worker_niceness": "0"}  # 15 by default: tasks starve on a busy machine
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         yield cluster
