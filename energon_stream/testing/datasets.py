@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -90,12 +91,20 @@ def write_tar(
 ) -> Path:
     """Write a tar of files, each a name and bytes, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=tar_format) as tar:
+    with open(path, "wb") as file:
         for name, content in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+            file.writelines((_header(name, len(content), tar_format), content, bytes(-len(content) % 512)))
+        end = file.tell() + 2 * tarfile.BLOCKSIZE
+        file.truncate(end + -end % tarfile.RECORDSIZE)
     return path
+
+
+@functools.lru_cache(4096)
+def _header(name: str, size: int, tar_format: int) -> bytes:
+    """Return the header of a member. Datasets have the same names again and again."""
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member.tobuf(tar_format)
 
 
 def captioning_dataset(
@@ -114,21 +123,26 @@ def captioning_dataset(
     (part ``png``). ``with_json`` adds a part ``json`` with ``index`` and ``caption``. :func:`write_shards`
     explains the others.
     """
-    from PIL import Image
-
     if image_format not in _EXTENSIONS:
         raise ConfigError(f"no image format {image_format!r}", hint="use JPEG or PNG")
 
     def parts(index: int) -> dict[str, bytes]:
-        buffer, caption = io.BytesIO(), f"caption {index}"
-        colour = tuple(random_bytes(3, "colour", index))
-        Image.new("RGB", size, colour).save(buffer, image_format)
-        found = {_EXTENSIONS[image_format]: buffer.getvalue(), "txt": caption.encode()}
+        caption = f"caption {index}"
+        found = {_EXTENSIONS[image_format]: _picture(index, size, image_format), "txt": caption.encode()}
         if with_json:
             found["json"] = json.dumps({"index": index, "caption": caption}).encode()
         return found
 
     return write_shards(folder, shards=shards, samples_per_shard=samples_per_shard, parts=parts, name=name)
+
+
+@functools.lru_cache(512)
+def _picture(index: int, size: tuple[int, int], image_format: str) -> bytes:
+    from PIL import Image
+
+    buffer, colour = io.BytesIO(), tuple(random_bytes(3, "colour", index))
+    Image.new("RGB", size, colour).save(buffer, image_format)
+    return buffer.getvalue()
 
 
 def binary_dataset(

@@ -144,25 +144,27 @@ def len_of(shard):
     return 1
 
 
-@pytest.fixture
-def folder(tmp_path):
-    prepared_text_dataset(tmp_path / "texts", shards=2, samples_per_shard=6)
-    with ShardWriter(tmp_path / "more", dataset_yaml=TEXT_YAML) as writer:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What tests copy."""
+    folder = tmp_path_factory.mktemp("places")
+    prepared_text_dataset(folder / "texts", shards=2, samples_per_shard=6)
+    with ShardWriter(folder / "more", dataset_yaml=TEXT_YAML) as writer:
         writer.write({"__key__": "another", "txt": "more"})
-    (tmp_path / "mix.yaml").write_text(
+    (folder / "mix.yaml").write_text(
         "__module__: megatron.energon\n__class__: MetadatasetV2\n"
         "splits:\n  train:\n    blend:\n      - {weight: 1, path: texts}\n"
     )
     pq.write_table(
-        pa.table({"__key__": [f"{n:08d}" for n in range(12)], "n": range(12)}), tmp_path / "rows.parquet"
+        pa.table({"__key__": [f"{n:08d}" for n in range(12)], "n": range(12)}), folder / "rows.parquet"
     )
-    return tmp_path
+    return folder
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_text_path_and_others_are_alike(folder, name, monkeypatch):
+def test_text_path_and_others_are_alike(folder, name, tmp_path):
     def result(kind, number):
-        place = folder.parent / f"{folder.name}-{number}"
+        place = tmp_path / str(number)
         shutil.copytree(folder, place)
         return repr(WAYS[name](lambda relative: kind(str(place / relative)))).replace(str(place), "")
 

@@ -53,7 +53,8 @@ def go_on(place, world, begin, count, streams=0):
     return found
 
 
-@pytest.mark.parametrize("layout", ["", "mp_rank_00", "mp_rank_00_000", "energon"])
+@pytest.mark.every(2)
+@pytest.mark.parametrize("layout", ["energon", "", "mp_rank_00", "mp_rank_00_000"])
 def test_any_number_of_ranks_follows_any_other(folder, layout):
     def place(step):
         if layout == "energon":  # below the folder that is named, as Bridge has it

@@ -197,7 +197,7 @@ def test_the_example_goes_on_after_kills_with_other_ranks(run, data, tmp_path):
     example = Example(run, "torchdata_nodes.py", "--checkpoint", data / "coco", tmp_path)
     whole = example.whole()
     example.check_resuming(whole)
-    example.check_kills(whole, (2, 1))
+    example.check_kills(whole, (2, 3))  # others end on one rank by day
 
 
 @pytest.mark.slow

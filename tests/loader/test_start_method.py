@@ -60,7 +60,7 @@ def data(tmp_path_factory):
 
 
 def run(tmp_path, server, bucket, *, extra="", options="", main=GUARDED, rounds=(2,), finalize=False):
-    """Run the program; ``end_to_end/test_exits.py`` finalizes processes of all start methods."""
+    """Run the program; one of each start method finalizes."""
     program = tmp_path / "program.py"
     text = PROGRAM.format(
         url=f"{bucket}/data",
@@ -89,7 +89,7 @@ def test_after_a_loop_without_workers_they_read_through_obstore(tmp_path, s3_ser
 
 
 def test_without_a_guard_they_fork_and_a_warning_says_why(tmp_path, s3_server, bucket):
-    done = run(tmp_path, s3_server, bucket, main="main()")
+    done = run(tmp_path, s3_server, bucket, main="main()", finalize=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("'ForkProcess'") == 1
     assert 'has no `if __name__ == "__main__":`' in done.stderr
@@ -109,7 +109,7 @@ def test_what_cannot_be_pickled_forks(tmp_path, s3_server, bucket):
 
 def test_the_program_s_own_method_is_used(tmp_path, s3_server, bucket):
     main = GUARDED.replace("    main()", '    multiprocessing.set_start_method("spawn")\n    main()')
-    done = run(tmp_path, s3_server, bucket, main=main)
+    done = run(tmp_path, s3_server, bucket, main=main, finalize=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("'SpawnProcess'") == 1
 

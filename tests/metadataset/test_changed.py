@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mixtures import text_dataset, v2, write
-from repetitions import examples
+from repetitions import examples, is_nightly
 from told import told
 
 from energon_stream import (
@@ -155,7 +155,7 @@ def test_streams_end_their_passes_and_deal_all_samples_of_now(tmp_path_factory, 
     for name, shards in now.items():
         grow(folder, name, shards)
     loader = open_loader(mixture, config)
-    found = resumed(loader, state, 1000)
+    found = resumed(loader, state, 1200 if is_nightly() else 1000)
     assert (loader.restore_report is None) == (now == before)
     source = source_of(loader.dataset)
     old_plan = source.plan_of(in_place([*before.values()]))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_writer import write_reference_dataset
-from repetitions import examples
+from repetitions import examples, is_nightly
 
 from energon_stream import (
     Cooker,
@@ -372,7 +372,7 @@ def test_held_samples_are_read_again_by_their_parts(server):
 
 # D40: what it costs.
 
-SAMPLES, PAYLOAD = 2000, 40_080
+SAMPLES, PAYLOAD = 4000 if is_nightly() else 2000, 40_080
 
 
 @pytest.fixture(scope="module")

@@ -240,7 +240,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.every(7)  # which has each kind and each change
+@pytest.mark.every(8)  # which has each kind and each change
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_still_there_goes_on_and_the_rest_is_reported(folder, kind, change):
