@@ -104,7 +104,7 @@ def _header(name: str, size: int, tar_format: int) -> bytes:
     """Return the header of a member. Datasets have the same names again and again."""
     member = tarfile.TarInfo(name)
     member.size = size
-    return member.tobuf(tar_format)
+    return member.tobuf(tar_format)  # type: ignore[arg-type]  # one of three numbers
 
 
 def captioning_dataset(
