@@ -146,7 +146,9 @@ def pack_mixture(
     ahead = min(max(2 * window, 1 << 15), max(2 * step, 1 << 17), 6 * window if each < SMALL else 1 << 17)
     if all(is_local(leaf.index.spec.url) for leaf in mixture.leaves):  # no answer takes long
         ahead = min(ahead, max(2 * step, 8 * CHUNK))
-    limits = mixture.limits.planned(math.ceil(ahead / streams), math.ceil(6 * window / streams / LOADING))
+    together = int(ahead // 2 // window) or int(window * 5 < ahead * 4)
+    chunk = math.ceil(6 * window / streams / LOADING)
+    limits = mixture.limits.planned(math.ceil(ahead / streams), chunk, together)
     if given is None or given.first_samples is None:
         limits = replace(limits, first_samples=math.ceil(batch * each))
     return replace(mixture, packing=plan, limits=limits)

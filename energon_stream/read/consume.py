@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from energon_stream.errors import DatasetError, IndexMismatchError, StorageError
 from energon_stream.read.budget import Budget, Lane
-from energon_stream.read.fetch import RangeFetch, touching, wait_for_first
+from energon_stream.read.fetch import RangeFetch, fetches_of, joined, stop_keeping, wait_for_first
 from energon_stream.read.large import read_large_sample
 from energon_stream.read.locating import Locating, ReadPosition
 from energon_stream.read.read_options import CHUNK, LOADING, ReadOptions
-from energon_stream.read.read_plan import LargeSample, ReadySamples, Row
+from energon_stream.read.read_plan import LargeSample, ReadySamples, Row, Window
 from energon_stream.read.request_planner import Planner, plan_limits
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ class ReaderGroup:
         self.wait = wait
         self.look_again: bool = True  # something has changed that may let a reader plan or request
         self._open: list[SampleReader] = []
-        self._joins = options.is_planned and readers > 1  # whether requests serve several readers
+        self.joins = options.is_planned and readers > 1  # whether requests serve several readers
+        # The reader of the first samples of all, until another one is read; itself where none goes first.
+        self._opener: SampleReader | ReaderGroup | None = None if self.joins else self
 
     @property
     def is_shared(self) -> bool:
@@ -76,9 +78,17 @@ class ReaderGroup:
     def look_ahead(self, reader: SampleReader) -> None:
         """Locate, plan and request within the limits. Wait only if ``reader`` has no sample ready."""
         self.look_again = False  # from here on, other threads may set it again
+        if self._opener is not self:
+            if self._opener in (None, reader):
+                self._opener = reader
+                reader.begin()
+                if reader.has_ready:  # the first samples wait for no plan of other readers
+                    return
+            self._opener = self
+            reader.locate(wait=False)  # it is not the first one, so that all request together
         reader.begin()
         self.budget.look()
-        fill: Callable[[SampleReader], bool] = self._fill_together if self._joins else self._fill
+        fill: Callable[[SampleReader], bool] = self._fill_together if self.joins else self._fill
         while True:
             self.request()
             if not fill(reader):
@@ -88,7 +98,7 @@ class ReaderGroup:
             return
         # Without freed bytes no other request has room, but index entries may arrive soon.
         # (Each reader is asked, because it may begin to wait for its entries.)
-        waits = self._joins and not all(each.may_plan for each in self._open)
+        waits = self.joins and not all(each.may_plan for each in self._open)
         soon = [] if waits else [reader.may_plan_soon() for reader in self._open]
         if any(soon):
             self.look_again = True
@@ -102,7 +112,7 @@ class ReaderGroup:
             self.wait([fetch.answer, *(other.answer for other in others)], pause)
             self.budget.look()
             self.request()
-            while not self._joins and self._fill(None):
+            while not self.joins and self._fill(None):
                 self.request()
 
     def _fill(self, reader: SampleReader | None) -> bool:
@@ -124,15 +134,19 @@ class ReaderGroup:
             if other is not reader:
                 with suppress(StorageError):
                     other.locate(wait=is_needed)
-        may_plan = is_needed or all(each.is_determined for each in self._open)
-        planned = [each.plan() for each in self._open if may_plan]
-        return any(planned)
+        if not is_needed and not all(each.is_determined for each in self._open):
+            return False
+        # What lies between the samples of one stream is of others in the same window, so these wait for it.
+        able = [each for each in self._open if each.may_plan]
+        first = min((each.window for each in able if each.window is not None), default=None)
+        planned = [each.plan() for each in able if each.window in (first, None)]
+        return any(planned) or (is_needed and reader.plan())
 
     def request(self) -> None:
-        """Make the requests that the budget admits; of planned packs, one for fetches that touch."""
+        """Make the requests that the budget admits; of planned packs, one for fetches that lie together."""
         admitted = self.budget.admit()
-        if self._joins:
-            for fetches in touching(list(admitted), self.options.max_request):
+        if self.joins:
+            for fetches in joined(list(admitted), self.options):
                 self.send(*fetches)
         else:
             for fetch in admitted:
@@ -272,15 +286,11 @@ class SampleReader:
         return fetch
 
     def _read_alone(self, planned: LargeSample) -> RawSample | None:
-        group = self._group
+        group, locator = self._group, self._locating.locators[planned.leaf]
         self._lane.consumed += len(planned.ranges)
         group.look_again = True
         return read_large_sample(
-            self._locating.locators[planned.leaf],
-            planned.sample,
-            planned.ranges,
-            fetcher=group.fetcher,
-            options=group.options,
+            locator, planned.sample, planned.ranges, fetcher=group.fetcher, options=group.options
         )
 
     # Looking ahead
@@ -294,7 +304,11 @@ class SampleReader:
         if self._position.begun:
             return
         self._position.begun = True
-        limits, group, locating = self._planner.limits, self._group, self._locating
+        group, locating = self._group, self._locating
+        if group.joins:
+            packs = self._position.whole_packs(group.options.exact_samples)
+            self._planner = self._planner.opening_with(packs)
+        limits = self._planner.limits
         locating.begin(limits.opening_take)
         self._add_located(wait=True)
         earlier = self._planner.requests  # of earlier passes, whose answers are kept
@@ -304,7 +318,7 @@ class SampleReader:
         made = [fetch for number, fetch in self._fetches.items() if number >= earlier and fetch.is_requested]
         first = [fetch for fetch in made if not fetch.is_local]
         group.budget.first(first, group.fetcher.latency, group.fetcher.pace)
-        locating.take(limits.second_take)
+        locating.take(group.options.chunk if group.joins else limits.second_take)
         while first and not first[0].has_arrived and not self._add_located(wait=False):
             group.wait([first[0].answer, *locating.awaited()], None)
 
@@ -332,6 +346,11 @@ class SampleReader:
     def plan(self) -> bool:
         """Plan one generation of what was located, if the limits allow; return whether that was done."""
         return self.may_plan and not (self._ready.left and self._planner.starts_large) and self._plan()
+
+    @property
+    def window(self) -> Window | None:
+        """The window of planned packs that ends next behind what is planned; None if none is known."""
+        return next((window for _, window in self._planner.ends), None)
 
     @property
     def has_ready(self) -> bool:
@@ -374,7 +393,7 @@ class SampleReader:
             located = self._locating.next(wait)
             if located is None:
                 return False
-            self._planner = self._planner.add(located)
+            self._planner = self._planner.add(located, self._locating.ended)
             wait = False
         return True
 
@@ -387,41 +406,25 @@ class SampleReader:
             self._add_located(wait)
             pending = locating.pending
             if pending < most and not locating.is_exhausted:
-                locating.take(min(options.chunk, options.max_ahead))
+                locating.take(options.take_of(self._group.readers))
             elif not wait:
                 return
             if pending and not wait:  # the next call takes more
                 return
-        locating.take_ahead(most, min(options.chunk, options.max_ahead))
+        locating.take_ahead(most, options.take_of(self._group.readers))
 
     def _plan(self) -> bool:
         """Plan the next generation. Return False if it must wait for references."""
-        made = self._planner.plan(self._locating.is_all)
-        if made is None:
+        planned = self._planner.plan(self._locating.is_all)
+        if planned is None:
             return False
-        plan, self._planner = made
-        for request in plan.requests:
-            fetch = RangeFetch(
-                request,
-                self._locating.locators[request.leaf],
-                keeps=plan.keeps,
-                is_shared=self._group.is_shared,
-            )
-            self._fetches[request.number] = fetch
-            self._lane.queue.append(fetch)
+        plan, self._planner = planned
+        made = fetches_of(plan, self._locating.locators, self._group.is_shared)
+        self._fetches.update(made)
+        self._lane.queue.extend(made.values())
         for number, places in plan.reused.items():
             self._fetches[number].reuse(places)
-        if not plan.keeps:
-            self._stop_keeping()
+        if not plan.keeps and (freed := stop_keeping(self._fetches)):
+            self._group.budget.free(freed)
         self._ready.add(plan.samples)
         return True
-
-    def _stop_keeping(self) -> None:
-        """Release kept answers whose samples are consumed."""
-        kept = [fetch for fetch in self._fetches.values() if fetch.keeps]
-        freed = sum(fetch.stop_keeping() for fetch in kept)
-        if freed:
-            self._group.budget.free(freed)
-        for fetch in kept:
-            if fetch.is_done:
-                del self._fetches[fetch.request.number]

@@ -21,7 +21,8 @@ from energon_stream.tracing import current_recorder
 
 if TYPE_CHECKING:
     from energon_stream.read.locator import Cut, Locator, RawSample
-    from energon_stream.read.read_plan import Request
+    from energon_stream.read.read_options import ReadOptions
+    from energon_stream.read.read_plan import ReadPlan, Request
 
 _log = logging.getLogger(__name__)
 
@@ -248,15 +249,43 @@ class RangeFetch:
         return partial(_refuse, wrong, cut) if wrong else cut
 
 
-def touching(fetches: Sequence[RangeFetch], max_request: int) -> Iterable[list[RangeFetch]]:
-    """Group fetches whose bytes touch, up to ``max_request`` bytes in all; the most urgent group first."""
+def fetches_of(plan: ReadPlan, locators: Sequence[Locator], is_shared: bool) -> dict[int, RangeFetch]:
+    """Return the fetches of a plan by number."""
+    return {
+        each.number: RangeFetch(each, locators[each.leaf], keeps=plan.keeps, is_shared=is_shared)
+        for each in plan.requests
+    }
+
+
+def stop_keeping(fetches: dict[int, RangeFetch]) -> int:
+    """Release kept answers whose samples are consumed; return how many bytes this releases."""
+    kept = [fetch for fetch in fetches.values() if fetch.keeps]
+    freed = sum(fetch.stop_keeping() for fetch in kept)
+    for fetch in kept:
+        if fetch.is_done:
+            del fetches[fetch.request.number]
+    return freed
+
+
+def joined(fetches: Sequence[RangeFetch], options: ReadOptions) -> Iterable[list[RangeFetch]]:
+    """Group fetches that one request serves; the most urgent group first.
+
+    They touch, or what lies between is little: gaps of all fetches, with those inside, have at most
+    ``max_waste`` times the bytes of the samples.
+    """
     if len(fetches) < 2:
         return [list(fetches)] if fetches else []
     requests = [fetch.request for fetch in fetches]
     columns = np.array([(each.leaf << 32 | each.object, each.start, each.size) for each in requests]).T
     keys, starts, sizes = columns
     every = np.ones(len(fetches), dtype=np.bool_)
-    plan = plan_fetches(keys, starts, starts + sizes, every, max_gap=0, max_bytes=max_request)
+    merge = partial(plan_fetches, keys, starts, starts + sizes, every, max_bytes=options.max_request)
+    plan = merge(max_gap=0)
+    read = int((plan.stops - plan.starts).sum())
+    wanted = sum(int((each.stops - each.starts).sum()) for each in requests)
+    waste = (1 + options.max_waste) * wanted / max(1, read) - 1
+    if waste > 0 and len(plan.starts) > 1:
+        plan = merge(max_gap=options.max_gap, sparse=every, max_waste=waste)
     groups = dict[int, list[RangeFetch]]()
     for fetch, number in zip(fetches, plan.fetch_of.tolist(), strict=True):
         groups.setdefault(number, []).append(fetch)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from energon_stream.arrays import distinct
 from energon_stream.read.located import Located
+from energon_stream.read.read_plan import Window
+from energon_stream.schedule import PackedSchedule
 from energon_stream.storage import Fetcher, abandon
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class _Chunk:
     refs: Refs
     before: int  # number of references before them
     loads: list[Future[object]] | None  # None if they must be requested again
+    ends: Window | None  # the window of planned packs that ends with them
 
     def awaited(self) -> list[Future[object]]:
         return [load for load in self.loads or () if not load.done()]
@@ -56,6 +59,13 @@ class ReadPosition:
     cursor: Cursor
     since: int = 0  # samples consumed after the cursor
     begun: bool = False  # whether the pass was planned
+
+    def whole_packs(self, count: int) -> int:
+        """Return how many references make whole packs: ``count``, or some more, if the packs are planned."""
+        if isinstance(self.schedule, PackedSchedule):
+            _, ends = self.schedule.rest_of_window(self.cursor)
+            return next((end for end in ends if end >= count), count)
+        return count
 
     def settle(self, behind: int = 0) -> Cursor:
         """Return the cursor after the last consumed sample, or some samples before that."""
@@ -82,6 +92,7 @@ class Locating:
         self._opening = 0  # first references, which are read as Locator.opening says
         self._chunks: deque[_Chunk] = deque()
         self.taken: int = 0  # references taken from the schedule
+        self.ended: Window | None = None  # window of planned packs that ends with what was returned last
         self.is_exhausted: bool = False  # whether the schedule has no more references in this pass
 
     def restart(self, cursor: Cursor) -> None:
@@ -113,13 +124,19 @@ class Locating:
         is_opening = self.taken < self._opening
         if is_opening:
             count = min(count, self._opening - self.taken)
+        window, ends = None, list[int]()
+        if isinstance(self._schedule, PackedSchedule):
+            window, ends = self._schedule.rest_of_window(self._cursor)
+            count = min([count, *ends[-1:]])
         refs, self._cursor = self._schedule.take(self._cursor, count)
         self.is_exhausted = len(refs) < count
         if not len(refs):
             return
         locators = self._openers if is_opening else self.locators
         loads = load_entries(locators, refs, self._fetcher, self.taken)
-        self._chunks.append(_Chunk(locators, refs, self.taken, loads))
+        self._chunks.append(
+            _Chunk(locators, refs, self.taken, loads, window if [len(refs)] == ends[-1:] else None)
+        )
         self.taken += len(refs)
 
     def next(self, wait: bool) -> Located | None:
@@ -138,7 +155,7 @@ class Locating:
         for load in loads:
             load.result()
         located = Located.of(first.locators, first.refs)
-        self._chunks.popleft()
+        self.ended = self._chunks.popleft().ends
         return located
 
     def awaited(self) -> list[Future[object]]:
@@ -172,7 +189,7 @@ def iterate_plans(locating: Locating, planner: Planner, *, chunk: int, chunks: i
             locating.take_ahead(chunks if planner.generation else 1, chunk)
             located = locating.next(wait=True)
             if located is not None:
-                planner = planner.add(located)
+                planner = planner.add(located, locating.ended)
         made = planner.plan(locating.is_all)
         if made is None:
             return

@@ -66,6 +66,7 @@ class ReadOptions:
     verify: Verify = "never"
     _client_bytes: int = field(default=_CLIENT_BYTES, repr=False)  # a reader's share of them
     _chunk: int | None = field(default=None, repr=False)
+    _windows: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("byte_budget", "max_request", "max_in_flight", "max_ahead", "exact_samples"):
@@ -100,10 +101,14 @@ class ReadOptions:
         most = max(_LEAST, 4 * samples)
         return self if self.max_ahead <= most else replace(self, max_ahead=most)
 
-    def planned(self, samples: int, chunk: int) -> ReadOptions:
-        """Return the limits where an order must be planned: ``samples`` samples ahead, bit by bit."""
+    def planned(self, samples: int, chunk: int, windows: int = 0) -> ReadOptions:
+        """Return the limits where an order must be planned: ``samples`` samples ahead, bit by bit.
+
+        The streams of a process read ``windows`` together.
+        """
         most = min(self.max_ahead, samples)
-        return replace(self, max_ahead=most, _chunk=max(1, min(self.chunk, chunk, most // LOADING)))
+        chunk = max(1, min(self.chunk, chunk, most // LOADING))
+        return replace(self, max_ahead=most, _chunk=chunk, _windows=windows)
 
     @property
     def is_planned(self) -> bool:
@@ -113,6 +118,10 @@ class ReadOptions:
     @property
     def chunk(self) -> int:
         return CHUNK if self._chunk is None else self._chunk
+
+    def take_of(self, readers: int) -> int:
+        """Return the references that one of several readers takes at a time; many look less far ahead."""
+        return min(self.chunk, max(1, self.max_ahead // (LOADING if readers > 1 else 1)))
 
     @property
     def exact_samples(self) -> int:

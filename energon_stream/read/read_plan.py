@@ -15,6 +15,9 @@ from energon_stream.arrays import Int64Array
 from energon_stream.drawing import brief
 from energon_stream.storage import ByteRange
 
+Window: TypeAlias = tuple[int, int]
+"""Numbers of a pass, and of a window of planned packs in it."""
+
 
 class Reason(Enum):
     """Why a request ends where it does, and is not larger."""

@@ -25,7 +25,7 @@ from energon_stream.arrays import Int64Array, distinct
 from energon_stream.read.generation import cut_generation, has_range_near, whole_runs
 from energon_stream.read.kept_ranges import KeptRanges
 from energon_stream.read.located import Located
-from energon_stream.read.read_plan import LargeSample, PlannedSamples, ReadPlan, Reason, Request
+from energon_stream.read.read_plan import LargeSample, PlannedSamples, ReadPlan, Reason, Request, Window
 from energon_stream.storage.coalesce import FetchPlan, plan_fetches
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class PlanLimits:
     local: frozenset[int] = frozenset()  # leaves that are local files, whose samples may have any size
     sparse: frozenset[int] = frozenset()  # leaves of which a view, or a rank's packs, have only some samples
     max_waste: float = 0.0
+    windows: int = 0  # of planned packs, whose samples all readers of a process plan together
 
 
 def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int = 1) -> PlanLimits:
@@ -98,6 +99,7 @@ def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int 
             number for number, locator in enumerate(locators) if locator.is_sparse or options.is_planned
         ),
         max_waste=options.max_waste,
+        windows=options._windows if readers > 1 else 0,
     )
 
 
@@ -146,19 +148,27 @@ class Planner:
     kept: KeptRanges | None = field(default_factory=KeptRanges)  # None if answers are not kept
     is_served: bool = False  # whether the last generation needed no request
     opening: ByteRanges = field(default_factory=ByteRanges)  # requests of the pass's generation 0
+    ends: tuple[tuple[int, Window], ...] = ()  # ranges up to ends of windows of planned packs
 
     def __post_init__(self) -> None:
         if not self.generation and not self.limits.exact_samples:
             object.__setattr__(self, "generation", 1)
 
-    def add(self, located: Located) -> Planner:
+    def add(self, located: Located, ended: Window | None = None) -> Planner:
+        """Return the planner with more ranges; ``ended`` is the window that ends with them."""
+        end = self.ranges + len(self.located) + len(located)
         none = np.full(len(located), -1, dtype=np.int64)
         return replace(
             self,
             located=self.located + located,
             taken=np.concatenate([self.taken, none]),
             places=np.concatenate([self.places, none]),
+            ends=self.ends if ended is None else (*self.ends, (end, ended)),
         )
+
+    def opening_with(self, samples: int) -> Planner:
+        """Return a planner whose generation 0 has this number of samples."""
+        return replace(self, limits=replace(self.limits, exact_samples=samples, opening_take=samples))
 
     def without_exact(self) -> Planner:
         """Return a planner that begins with generation 1."""
@@ -202,6 +212,8 @@ class Planner:
         It depends on the ranges alone, and not on how many more are located.
         """
         limits, located = self.limits, self.located
+        if self.generation and self._window_end is not None:
+            return self._window_end or None
         references, size = limits.max_ahead, self._plan_bytes
         if self.generation == 0:
             references = limits.opening_take
@@ -218,6 +230,16 @@ class Planner:
         if len(heads) > references:
             return int(heads[references])
         return len(located) if len(heads) == references else None
+
+    @cached_property
+    def _window_end(self) -> int | None:
+        """The ranges of the windows that are planned together: 0 if some lack, None if they are too many."""
+        limits, located = self.limits, self.located
+        ends = [end - self.ranges for end, _ in self.ends[: limits.windows]]
+        seen = located[: ends[-1]] if ends else located
+        if not limits.windows or seen.begins.sum() > limits.max_ahead or seen.sizes.sum() > limits.plan_bytes:
+            return None
+        return ends[-1] if len(ends) == limits.windows else 0
 
     @property
     def _plan_bytes(self) -> int:
@@ -237,6 +259,8 @@ class Planner:
     def _cut(self, seen: Located, shared: int) -> tuple[int, int]:
         """Return the number of ranges of the next generation, and of those after it that it may take in."""
         limits = self.limits
+        if self.generation and self._window_end == len(seen) == shared:
+            return shared, 0
         if not self.generation:
             within = np.cumsum(seen.sizes) <= limits.plan_bytes
             first = np.cumsum(seen.begins) <= limits.exact_samples
@@ -277,6 +301,7 @@ class Planner:
             located=self.located[count:],
             taken=self.taken[count:],
             places=self.places[count:],
+            ends=tuple(each for each in self.ends if each[0] > self.ranges + count),
         )
 
     def _merge(self, must: int, may: int, seen: int) -> tuple[ReadPlan, Planner]:

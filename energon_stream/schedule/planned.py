@@ -353,6 +353,12 @@ class PackedSchedule:
     def advance(self, cursor: PackCursor, count: int) -> PackCursor:
         return self._step(cursor, count, None)
 
+    def rest_of_window(self, cursor: PackCursor) -> tuple[tuple[int, int], list[int]]:
+        """Return the pass and window of the next references, and how many end each of its packs."""
+        cursor, own = self._at(cursor)
+        ends = [] if own is None else [end - self._first(cursor, own) for end in own.ends[cursor.pack :]]
+        return cursor[:2], ends
+
     def pack_ends(self, packs: int) -> list[int]:
         """Return the references up to the end of each of the first packs; of fewer, if the pass has fewer."""
         ends: list[int] = []

@@ -11,6 +11,7 @@ from energon_stream import ReadOptions, stateless
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.pipeline.stream_runner import StreamRunner
 from energon_stream.schedule import JobPacks, LeafPlan, OrderSpec, PackSpec, RepeatPlan, build_schedule
+from energon_stream.testing.s3server import S3Server
 
 
 class CountedLoad:
@@ -30,6 +31,12 @@ class Keys(Packs):
     @stateless
     def pack_selected_samples(self, samples):
         return [sample.__key__ for sample in samples]
+
+
+class Lines(Packs):
+    @stateless
+    def pack_selected_samples(self, samples):
+        return [int(sample["__key__"].rpartition("/")[2]) for sample in samples]
 
 
 class Sizes(Packs):
@@ -107,6 +114,32 @@ def test_of_local_files_few_windows_are_planned_before_the_first_batch(tmp_path)
     assert runner.step() is not None
     runner.close()
     assert load.packs < 8 * 64 * 8  # one window, whose packs are formed in several ways
+
+
+def test_over_a_store_streams_read_windows_together(tmp_path):
+    """Each stream once had a plan of its own: 256 streams made 3,458 requests before the first batch."""
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "texts.jsonl").write_text('{"text": "a"}\n' * 20_000)
+    prepare_jsonl(str(tmp_path / "bucket" / "texts.jsonl"))
+    lengths, window = np.random.default_rng(0).integers(2, 40, 20_000), 2 * 4 * 64
+    with S3Server(tmp_path) as server:
+        options = {"num_streams": 64, "window": 2, "read": ReadOptions(), "storage": server.storage_options}
+        dataset = opened("s3://bucket/texts.jsonl", cost=lengths, encoder=Lines, **options)
+        server.reset_counters()
+        runner = StreamRunner(dataset, range(64))
+        (first,) = runner.step().value
+        assert len(asked(server)) <= len(first)  # it waits for its own samples only
+        packs = [first, *(runner.step().value[0] for _ in range(3 * window - 1))]
+        runner.close()
+        lines = np.unique([line for pack in packs for line in pack])
+        # Three windows are planned at once: a request for each run of neighbouring lines, or fewer. Up to
+        # nine more windows are asked for by now.
+        assert len(asked(server)) <= len(first) + 4 * (1 + np.count_nonzero(np.diff(lines) > 1))
+        assert sum(entry.bytes for entry in asked(server)) <= 1.3 * 14 * 4 * len(lines)
+
+
+def asked(server):
+    return [entry for entry in server.log() if entry.key.endswith(".jsonl")]
 
 
 def test_streams_that_wait_for_the_first_ones_samples_are_not_asked_with_each_sample(folder):

@@ -33,7 +33,8 @@ def plan_all(limits, pieces):
             plan, planner = made
             plans.append(plan)
         elif pieces:
-            planner = planner.add(pieces.pop(0))
+            piece = pieces.pop(0)
+            planner = planner.add(*piece) if isinstance(piece, tuple) else planner.add(piece)
         else:
             return plans
 
@@ -57,6 +58,33 @@ limits = st.builds(
     sparse=st.sampled_from([frozenset(), frozenset([0])]),
     max_waste=st.sampled_from([0.0, 0.3, 2.0]),
 )
+
+
+@examples(100)
+@given(references, limits, st.integers(1, 3), *2 * [st.lists(st.integers(1, 60), max_size=6)])
+def test_windows_in_pieces_make_no_difference(rows, limit, together, ends, cuts):
+    """Pieces end where windows do. A generation of whole windows is cut nowhere else."""
+    whole, limit = located(rows), replace(limit, windows=together)
+    heads = np.append(np.flatnonzero(whole.begins), len(whole)).tolist()
+    ends = sorted({heads[end] for end in ends if end < len(heads)} | {len(whole)})
+    plans = []
+    for inner in ([], cuts):
+        bounds = sorted({0, *ends, *(heads[cut] for cut in inner if cut < len(heads))})
+        pieces = [
+            (whole[a:b], (0, ends.index(b)) if b in ends else None) for a, b in itertools.pairwise(bounds)
+        ]
+        plans.append(plan_all(limit, pieces))
+    assert [describe(plan) for plan in plans[0]] == [describe(plan) for plan in plans[1]]
+    for plan in plans[0][1:]:
+        begin, end = plan.first_range, plan.first_range + plan.ranges
+        following = [each for each in ends if each > begin][:together]
+        if len(following) == together and end != following[-1]:
+            seen = whole[begin : following[-1]]
+            assert (
+                seen.sizes.sum() > limit.plan_bytes
+                or seen.begins.sum() > limit.max_ahead
+                or (seen.reference_sizes().max() > limit.largest_shared)
+            )
 
 
 @examples(200)
