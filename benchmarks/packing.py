@@ -1,7 +1,7 @@
 """Fill of the ready-made packers, and balance of planned packs: ``python benchmarks/packing.py``.
 
 Last, what planned packing costs a process: CPU time to the first batches with 256 streams, and memory.
-``python benchmarks/packing.py cost`` prints only this.
+``python benchmarks/packing.py cost`` prints only this, and ``balance`` only the balance.
 """
 
 from __future__ import annotations
@@ -57,26 +57,31 @@ def library_lengths(separator):
     return np.clip([length for length in found if length], 1, LONG).astype(np.int64)
 
 
-def planned(lengths, windows=4):
-    """Return the loads of ranks by step, the fill, and microseconds a sample of planned packs."""
+def planned(lengths, windows=4, begin=0, skipped=0.0):
+    """Return the loads of ranks by step, the fill, and microseconds a sample of planned packs.
+
+    ``begin`` is the first step, and ``skipped`` the share of samples that are left out at random.
+    """
     plan = RepeatPlan(LeafPlan(0, np.array([0, len(lengths)]), OrderSpec(100, 500, 16, 1)))
-    spec = PackSpec(LONG, RANKS * MICRO_BATCHES, 8, "quadratic", "error")
-    mixed = int(spec.step * spec.window * LONG / lengths.mean())
-    order = build_schedule(plan, num_streams=1, stream=0, key=1, mixed=mixed)
-    job = JobPacks(order, spec, (lengths,), RANKS, 1)
-    steps, tokens, samples, cursor = [], 0, 0, job.job.begin()
-    begin = time.process_time()
+    each = LONG / lengths.mean()
+    spec = PackSpec(LONG, RANKS * MICRO_BATCHES, 8, "quadratic", "error").in_chapters(each, RANKS)
+    order = build_schedule(plan, num_streams=1, stream=0, key=1, mixed=int(spec.packs * each))
+    job, draw = JobPacks(order, spec, (lengths,), RANKS, 1), np.random.default_rng(9)
+    steps, tokens, samples = [], 0, 0
+    cursor = job.job.advance(job.job.begin(), int(begin * spec.step * each))
+    started = time.process_time()
     for number in range(windows):
         window = job.window(0, number, cursor)
         cursor = window.after
         rows = []
         for own in window.streams:
             sizes = own.stop - own.start
+            sizes[draw.random(len(sizes)) < skipped] = 0
             bounds = [0, *own.ends[MICRO_BATCHES - 1 :: MICRO_BATCHES]]
             rows.append([float((sizes[a:b] ** 2.0).sum()) for a, b in itertools.pairwise(bounds)])
             tokens, samples = tokens + int(sizes.sum()), samples + len(sizes)
         steps += np.array(rows).T.tolist()
-    seconds = time.process_time() - begin
+    seconds = time.process_time() - started
     return np.array(steps), tokens / (len(steps) * spec.step * LONG), 1e6 * seconds / samples
 
 
@@ -108,8 +113,9 @@ def uneven(loads):
 
 def balance():
     print("\n| lengths | median, 90 %, 99 % | at the limit | first fit a rank | its fill ", end="")
-    print("| planned: mean and worst step | its fill | µs a sample |")
-    print("|---|--:|--:|--:|--:|--:|--:|--:|")
+    print("| planned: mean and worst step | its fill | µs a sample ", end="")
+    print("| 1 % skipped: mean, fill | after 10⁵ steps: mean, fill |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     kinds = {
         "texts and images": mixed_lengths(),
         "functions and classes of Python's library": library_lengths("\n\n\n"),
@@ -121,7 +127,11 @@ def balance():
         before, (mean, worst) = uneven(first)[0], uneven(loads)
         spread = ", ".join(f"{value:,.0f}" for value in np.percentile(lengths, [50, 90, 99]))
         print(f"| {name} | {spread} | {np.mean(lengths == LONG):.1%} | {before:.2f} | {filled:.3f} ", end="")
-        print(f"| {mean:.3f}, {worst:.3f} | {fill:.3f} | {microseconds:.1f} |")
+        print(f"| {mean:.3f}, {worst:.3f} | {fill:.3f} | {microseconds:.1f} ", end="")
+        for options in ({"skipped": 0.01}, {"begin": 100_000}):
+            loads, fill, _ = planned(lengths, **options)
+            print(f"| {uneven(loads)[0]:.3f}, {fill:.3f} ", end="")
+        print("|", flush=True)
 
 
 def start(windows=(1, 3, 20)):
@@ -181,6 +191,7 @@ def memory(samples=10_000_000, windows=40):
     lengths = np.tile(few, -(-samples // len(few)))[:samples]
     plan = RepeatPlan(LeafPlan(0, np.arange(0, samples + 1, 10_000), OrderSpec(100, 1000, 16, 1)))
     spec = PackSpec(LONG, RANKS * MICRO_BATCHES, 8, "quadratic", "error")
+    spec = spec.in_chapters(LONG / few.mean(), RANKS)
     job = JobPacks(build_schedule(plan, num_streams=1, stream=0, key=1), spec, (lengths,), RANKS, 1)
     for _ in itertools.islice(job.windows(), windows):
         pass
@@ -242,4 +253,4 @@ def main():
 
 
 if __name__ == "__main__":
-    cost() if sys.argv[1:] == ["cost"] else main()
+    {"cost": cost, "balance": balance}.get(" ".join(sys.argv[1:]), main)()

@@ -74,6 +74,8 @@ def _complete(run: str, options: dict[str, Any], given: set[str]) -> dict[str, A
     path = options["path"] or data.leaves[0].url
     record = _options(data, segment)
     more = {"draws": data.plan.get("draws", "random")} if "blend" in data.plan else {}
+    if data.packing is not None:
+        more["pack_version"] = data.packing.get("algorithm")
     if "repeat" not in data.plan and not all("repeat" in child for child in data.plan.get("blend", [{}])):
         more["repeat"] = False
     if len(data.leaves) == 1 and dataset_kind(path) != "metadataset":

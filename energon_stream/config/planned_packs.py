@@ -139,11 +139,12 @@ def pack_mixture(
     each = plan.pack_samples()
     streams, batch = request.config.num_streams, request.batch_size or 1
     # To look ahead, each process plans the whole job's samples, of which a reader takes about three times the
-    # limit. So it is two windows or 32768 samples of the job, and no more than is planned in a second. Large
-    # samples, whose requests gain nothing by it, need no more than six windows.
+    # limit. So it is two windows or 49,152 samples of the job, half of which, more than a chapter has, may be
+    # asked for together, and no more than is planned in a second. Large samples, whose requests gain nothing
+    # by it, need no more than six windows.
     step = plan.spec.step * each
     window = plan.spec.window * step
-    ahead = min(max(2 * window, 1 << 15), max(2 * step, 1 << 17), 6 * window if each < SMALL else 1 << 17)
+    ahead = min(max(2 * window, 3 << 14), max(2 * step, 1 << 17), 6 * window if each < SMALL else 1 << 17)
     if all(is_local(leaf.index.spec.url) for leaf in mixture.leaves):  # no answer takes long
         ahead = min(ahead, max(2 * step, 8 * CHUNK))
     together = int(ahead // 2 // window) or int(window * 5 < ahead * 4)
@@ -207,7 +208,8 @@ def plan_packs(packing: PlannedPacking, mixture: Mixture, request: DatasetReques
     (first, *more), window, overlong = packing.kinds, packing.window, packing.overlong
     assert first.capacity is not None
     spec = PackSpec(first.capacity, step, window, first.load, overlong, first.name, tuple(more))
-    return PackPlan(spec, every[0], digest.hexdigest(), _hash_loads(every, spec), tuple(every[1:]))
+    made = PackPlan(spec, every[0], digest.hexdigest(), _hash_loads(every, spec), tuple(every[1:]))
+    return replace(made, spec=spec.in_chapters(made.pack_samples(), request.config.num_streams))
 
 
 def _hash_loads(every: Sequence[Sequence[Any]], spec: PackSpec) -> str | None:

@@ -131,6 +131,7 @@ class RunRecorder:
 
     def restore(self, saved: Any, states: Mapping[int, State]) -> None:
         """Go on from what :meth:`saved` returned, or from a state without it: then each batch was a step."""
+        self._data = describe_data(self._dataset)  # a state may have packs of an earlier version
         self._log, self._resumes = None, bool(states)
         self._batches = self._first = _count(states)
         self._history = []

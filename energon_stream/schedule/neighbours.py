@@ -11,6 +11,7 @@ from energon_stream.rng import derive_key, uniform
 from energon_stream.schedule.pack_planning import (
     EVEN,
     Load,
+    deal_own,
     in_units,
     match_rows,
     open_packs,
@@ -26,6 +27,7 @@ _CLOSE = 100  # streams exchange runs until they differ by this part of their me
 _ROUNDS = 10  # of exchanges
 _RUNS = 3  # of a stream that are tried in turn
 _CUTS = 32  # places of a run that are tried
+_TURNS = 2  # of swaps between the steps of a stream
 
 
 def pack_neighbours(
@@ -55,7 +57,7 @@ def pack_neighbours(
         if pack is None:
             continue
         units = in_units(pack_loads(lengths, pack, packs, load)[:, None])
-        dealt = _deal_own(units, streams, steps)
+        dealt = deal_own(units, np.arange(packs).reshape(streams, size), steps, _TURNS).transpose(1, 0, 2)
         worst = unevenness(units[dealt].sum(axis=2)).max()
         if worst < least:
             order = np.argsort(uniform(derive_key(key, "order"), np.arange(steps)), kind="stable")
@@ -79,20 +81,6 @@ def _pack_own(
             return None
         pack[mine] = open_packs(own, size) + stream * size
     return pack
-
-
-def _deal_own(units: Int64Array, streams: int, steps: int) -> Int64Array:
-    """Deal the packs of each stream to steps. Where one must have a heavier step, that of all is as heavy."""
-    every = np.arange(len(units)).reshape(streams, -1)
-    ranked = np.take_along_axis(every, np.argsort(-units[every, 0], axis=1, kind="stable"), axis=1)
-    dealt = swap_packs(units, match_rows(units, ranked.reshape(streams, -1, steps)))
-    for _ in range(2):
-        sums = units[dealt].sum(axis=(2, 3))
-        heavy = np.argsort(-sums, axis=1, kind="stable")
-        dealt = np.take_along_axis(dealt, heavy[:, :, None], axis=1)
-        most = np.take_along_axis(sums, heavy, axis=1).max(axis=0)
-        dealt = swap_packs(units, dealt, (most[0] - most)[:, None])
-    return dealt.transpose(1, 0, 2)
 
 
 def _deal_blocks(units: Int64Array, count: int) -> Int64Array:

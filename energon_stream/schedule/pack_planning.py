@@ -268,6 +268,22 @@ def swap_packs(loads: Int64Array, bins: Int64Array, more: Int64Array | int = 0) 
     return packs.T.reshape(bins.shape)
 
 
+def deal_own(units: Int64Array, every: Int64Array, steps: int, rounds: int) -> Int64Array:
+    """Deal the packs of each stream to steps. Where one must have a heavier step, that of all is as heavy.
+
+    ``every`` has packs in the shape (streams, packs); returned are packs of (streams, steps, packs).
+    """
+    ranked = np.take_along_axis(every, np.argsort(-units[every, 0], axis=1, kind="stable"), axis=1)
+    dealt = swap_packs(units, match_rows(units, ranked.reshape(len(every), -1, steps)))
+    for _ in range(rounds):
+        sums = units[dealt].sum(axis=(2, 3))
+        heavy = np.argsort(-sums, axis=1, kind="stable")
+        dealt = np.take_along_axis(dealt, heavy[:, :, None], axis=1)
+        most = np.take_along_axis(sums, heavy, axis=1).max(axis=0)
+        dealt = swap_packs(units, dealt, (most[0] - most)[:, None])
+    return dealt
+
+
 def rows_of_steps(ranked: Int64Array, steps: int, streams: int, key: int) -> Iterator[Int64Array]:
     """Yield ways to deal ranked packs to steps, as arrays of shape (steps, rows, streams).
 

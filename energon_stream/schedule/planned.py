@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,15 +16,18 @@ import numpy as np
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
 from energon_stream.schedule.balance import loads_of_ranks, loads_of_steps
+from energon_stream.schedule.chapters import CHAPTER, ChapterSteps, order_by_place, pack_chapter
 from energon_stream.schedule.neighbours import pack_neighbours
 from energon_stream.schedule.pack_planning import (
     EVEN,
     Load,
     PackPiece,
     PieceColumns,
+    cost_of,
     cost_of_streams,
     cut_pieces,
     deal_packs,
+    in_units,
     pack_lengths,
     pack_loads,
     spread_pieces,
@@ -42,6 +45,8 @@ Overlong = Literal["error", "drop", "split"]
 
 PACKING = 4
 """Version of the plan, two more for several costs. Raise it when other packs come out: states have it."""
+CHAPTERS = 7
+"""The same where packs are planned a chapter at a time. States of version 4 go on with windows."""
 _KEPT = 1 << 20  # samples in the windows that a process keeps, for streams that look ahead differently far
 _LEAST_KEPT = 4  # windows that are kept, whatever they have
 _DENSE = (0.99, 0.975)  # shares of what fits that are tried for packs of neighbours
@@ -75,6 +80,18 @@ class PackSpec:
     overlong: Overlong  # what becomes of a sample that is longer than the capacity
     name: str = ""  # of the cost, if there are several
     more: tuple[PackKind, ...] = ()  # further costs
+    chapter: int = 0  # windows of small samples whose packs are dealt to streams together; 0 for none
+
+    def in_chapters(self, samples: float, streams: int) -> PackSpec:
+        """Return the options with chapters, if samples are small. A full pack has about ``samples``."""
+        if self.more or samples < SMALL or self.packs < _CHOICE * streams:
+            return self
+        return replace(self, chapter=max(1, int(CHAPTER / (samples * self.packs))))
+
+    @property
+    def packs(self) -> int:
+        """Packs that are planned together."""
+        return self.step * self.window * max(1, self.chapter)
 
     @property
     def kinds(self) -> tuple[PackKind, ...]:
@@ -84,12 +101,13 @@ class PackSpec:
     def describe(self) -> dict[str, Any]:
         """Return the options as plain values."""
         several = {"kinds": [each.describe() for each in self.kinds]} if self.more else {}
-        names = [option.name for option in fields(self) if option.name not in ("name", "more")]
+        names = [option.name for option in fields(self) if option.name not in ("name", "more", "chapter")]
         return {
             **{name: getattr(self, name) for name in names},
             "load": self.kinds[0].describe()[2],
             **several,
-            "algorithm": PACKING + 2 * bool(self.more),  # the first version had no number
+            # The first version had no number.
+            "algorithm": CHAPTERS if self.chapter else PACKING + 2 * bool(self.more),
         }
 
     def loads(self, costs: Int64Array, pack: Int64Array, packs: int) -> Float64Array:
@@ -172,18 +190,76 @@ class JobPacks:
         return lengths
 
     def _plan(self, epoch: int, number: int, start: Cursor) -> PlannedWindow:
-        capacity, packs = self.spec.capacity, self.spec.step * self.spec.window
+        key = derive_key(self._key, "window", epoch, number)
+        if not self.spec.chapter:
+            return self._plan_window(start, key)
+        refs, costs, is_last = self._take(start, self.spec.packs)
+        room = self.spec.capacity
+        near, least = self._plan_chapter(start, refs, costs[:, 0], is_last, room, key)
+        if near is not None and not least[0]:
+            return near
+        windows = [self._plan_window(start, derive_key(key, 0))]
+        while len(windows) < self.spec.chapter and self.job.remaining(windows[-1].after) != 0:
+            windows.append(self._plan_window(windows[-1].after, derive_key(key, len(windows))))
+        found = _joined(windows)
+        if near is None:
+            filled = sum(int((own.stop - own.start).sum()) for own in found.streams)
+            room = filled // max(1, sum(len(own.ends) for own in found.streams))
+            if room < _LOOSE * self.spec.capacity:
+                near, least = self._plan_chapter(start, refs, costs[:, 0], is_last, room, key)
+        cost = self._cost(found)
+        if (
+            near is None
+            or (least[0] and not cost[0])
+            or (least[1] > cost[1] + _NEARLY and least[2] > cost[2])
+        ):
+            return found
+        return near
+
+    def _plan_chapter(
+        self, start: Cursor, refs: Refs, lengths: Int64Array, is_last: bool, room: int, key: int
+    ) -> tuple[PlannedWindow | None, tuple[bool, float, float]]:
+        """Return packs of neighbours that have about ``room``, as of :func:`pack_chapter`, and their cost."""
+        spec, sums = self.spec, np.cumsum(lengths)
+        for share in _DENSE:
+            fill = int(share * room)
+            steps = ChapterSteps(
+                spec.packs // spec.step, spec.window, spec.step, self.streams, spec.capacity, fill
+            )
+            count = int(np.searchsorted(sums, spec.packs * fill, side="right"))
+            pieces = cut_pieces(lengths[:count], spec.capacity)
+            sizes = pieces.stop - pieces.start
+            if not len(sizes):
+                break
+            place = order_by_place(refs.leaf[pieces.ref], refs.index[pieces.ref], sizes, key)
+            made = pack_chapter(sizes, place, steps, spec.load, key, is_last and count == len(lengths))
+            if made is not None:
+                found = self._made(start, refs, count, pieces, *made)
+                return found, self._cost(found)
+        return None, (True, np.inf, np.inf)
+
+    def _cost(self, window: PlannedWindow) -> tuple[bool, float, float]:
+        """Return the cost of a window's whole steps, as of :func:`cost_of`."""
+        loads = loads_of_steps(self, window)
+        units = in_units(loads.reshape(-1, loads.shape[-1])).reshape(loads.shape).sum(axis=2)
+        return cost_of(units.transpose(1, 0, 2)) if loads.size else (False, 1.0, 1.0)
+
+    def _take(self, start: Cursor, packs: int) -> tuple[Refs, Int64Array, bool]:
+        """Return references for more than some packs with their costs, and whether they end the pass."""
         taken, total, after = [], 0, start
         lengths: list[Int64Array] = []
         is_last = False
-        while total <= packs * capacity and not is_last:
+        while total <= packs * self.spec.capacity and not is_last:
             refs, after = self.job.take(after, _TAKEN)
             taken.append(refs)
             lengths.append(self.lengths(refs))
             total += int(lengths[-1][:, 0].sum())
             is_last = len(refs) < _TAKEN or self.job.remaining(after) == 0
-        refs, every = Refs.concatenate(taken), np.concatenate(lengths)
-        key = derive_key(self._key, "window", epoch, number)
+        return Refs.concatenate(taken), np.concatenate(lengths), is_last
+
+    def _plan_window(self, start: Cursor, key: int) -> PlannedWindow:
+        capacity, packs = self.spec.capacity, self.spec.step * self.spec.window
+        refs, every, is_last = self._take(start, packs)
         near = self._of_neighbours(refs, every[:, 0], packs, capacity, key)
         if near is not None and near[1][2] <= EVEN:
             return self._made(start, refs, *near[0])
@@ -233,7 +309,7 @@ class JobPacks:
         """Return a window of whole steps whose packs have neighbours, as of :func:`pack_neighbours`."""
         spec, sums = self.spec, np.cumsum(lengths)
         packs = min(packs, int(sums[-1]) // (spec.step * spec.capacity) * spec.step)
-        has_choice = not spec.more and room and packs >= _CHOICE * self.streams
+        has_choice = not (spec.more or spec.chapter) and room and packs >= _CHOICE * self.streams
         for share in _DENSE if has_choice else ():
             count = int(np.searchsorted(sums, share * packs * room, side="right"))
             pieces = cut_pieces(lengths[:count], spec.capacity)
@@ -288,6 +364,18 @@ class JobPacks:
             refs_of = Refs(refs.leaf[ref], refs.index[ref])
             found.append(StreamPacks(refs_of, pieces.start[mine], pieces.stop[mine], ends.tolist()))
         return tuple(found)
+
+
+def _joined(windows: list[PlannedWindow]) -> PlannedWindow:
+    """Return windows that follow each other as one."""
+    streams = []
+    for every in zip(*(window.streams for window in windows), strict=True):
+        before = np.cumsum([0, *(len(own.start) for own in every)]).tolist()
+        ends = [first + end for first, own in zip(before, every, strict=False) for end in own.ends]
+        refs = Refs.concatenate([own.refs for own in every])
+        start, stop = (np.concatenate(bounds) for bounds in zip(*(own[1:3] for own in every), strict=True))
+        streams.append(StreamPacks(refs, start, stop, ends))
+    return PlannedWindow(windows[-1].after, sum(window.count for window in windows), tuple(streams))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -375,7 +463,7 @@ class PackedSchedule:
             raise ValueError("there is no reference at the end of a pass")
         at = self._first(cursor, own)
         begin = own.ends[cursor.pack - 1] if cursor.pack else 0
-        packs = self.packs.spec.step * self.packs.spec.window // self.packs.streams
+        packs = self.packs.spec.packs // self.packs.streams
         return PackPiece(
             cursor.number * packs + cursor.pack,
             cursor.place,

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from packed import CAPACITY, Packs, write
@@ -24,9 +25,11 @@ from energon_stream import (
     get_train_dataset,
     stateless,
 )
+from energon_stream.schedule import planned
 from energon_stream.state import dumps, loads
 
 STREAMS, STEPS = 4, 48
+CHAPTER = 1400  # samples: two windows of the larger packs or more, so that runs pass the ends of chapters
 
 
 class Skipping:
@@ -100,6 +103,7 @@ def drawn(draw):
         "skips": draw.random() < 0.4,
         "batch_size": draw.choice([1, 2]),
         "load": draw.choice(["linear", "quadratic"]),
+        "capacity": draw.choice([CAPACITY, 2 * CAPACITY]),  # of the larger one, chapters
     }
 
 
@@ -108,8 +112,10 @@ def loaders(root, chosen, world, workers):
     kind = type("Encoder", (Skipping, encoder), {}) if chosen["skips"] else encoder
     options = {"planned": {}, "user": {"packing_buffer_size": 8}, "none": {}}[chosen["packing"]]
     if chosen["packing"] == "planned":
-        planned = PlannedPacking("tokens", CAPACITY, window=2, load=chosen["load"], overlong="split")
-        options = {"packing": planned}
+        packing = PlannedPacking(
+            "tokens", chosen["capacity"], window=2, load=chosen["load"], overlong="split"
+        )
+        options = {"packing": packing}
     return [
         get_savable_loader(
             get_train_dataset(
@@ -133,6 +139,7 @@ def steps(each, count):
     return [next(batches) for _ in range(count) for batches in iterators]
 
 
+@patch.object(planned, "CHAPTER", CHAPTER)
 def differing(root, resumes, seed, workers=0.02):
     """Make resumes, and return the combinations, with places, of which a batch differs."""
     draw, made, found = random.Random(seed), 0, []

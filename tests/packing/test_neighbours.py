@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from energon_stream.schedule import JobPacks, LeafPlan, OrderSpec, PackSpec, RepeatPlan, build_schedule
+from energon_stream.schedule.chapters import order_by_place, share_evenly
 
 SAMPLES, SLICE, CAPACITY, WINDOW, EACH = 12_000, 100, 8192, 8, 4
 
@@ -20,22 +21,21 @@ def lengths_of(kind):
     return np.clip(found, 1, CAPACITY).astype(np.int64)
 
 
-def windows_of(lengths, streams, mixed, count):
-    plan = RepeatPlan(LeafPlan(0, np.arange(0, SAMPLES + 1, 500), OrderSpec(SLICE, 500, 16, 1)))
+def windows_of(lengths, streams, mixed, count, chapter=0, passes=None):
+    plan = RepeatPlan(LeafPlan(0, np.arange(0, SAMPLES + 1, 500), OrderSpec(SLICE, 500, 16, 1)), passes)
     order = build_schedule(plan, num_streams=1, stream=0, key=1, mixed=mixed)
-    packs = JobPacks(
-        order, PackSpec(CAPACITY, streams * EACH, WINDOW, "quadratic", "error"), (lengths,), streams, 1
-    )
+    spec = PackSpec(CAPACITY, streams * EACH, WINDOW, "quadratic", "error", chapter=chapter)
+    packs = JobPacks(order, spec, (lengths,), streams, 1)
     return list(itertools.islice(packs.windows(), count))
 
 
 @pytest.mark.parametrize("kind", ["uniform", "lognormal", "clustered"])
-@pytest.mark.parametrize("streams", [2, 8])
-def test_streams_have_few_runs_of_neighbours_and_even_steps(kind, streams):
+@pytest.mark.parametrize(("streams", "chapter"), [(2, 0), (8, 0), (4, 3), (8, 4), (12, 2)])
+def test_streams_have_few_runs_of_neighbours_and_even_steps(kind, streams, chapter):
     lengths = lengths_of(kind)
-    mixed = int(streams * EACH * WINDOW * CAPACITY / lengths.mean())
+    mixed = int(streams * EACH * WINDOW * max(1, chapter) * CAPACITY / lengths.mean())
     runs, tokens, samples, packs, uneven = 0, 0, 0, 0, []
-    for window in windows_of(lengths, streams, mixed, 3):
+    for window in windows_of(lengths, streams, mixed, 1 if chapter else 3, chapter):
         rows = []
         for own in window.streams:
             sizes = own.stop - own.start
@@ -46,11 +46,51 @@ def test_streams_have_few_runs_of_neighbours_and_even_steps(kind, streams):
             rows.append([float((pack**2.0).sum()) for pack in each])
             runs += 1 + int((np.diff(np.unique(own.refs.index)) > 1).sum())
             tokens, samples, packs = tokens + int(sizes.sum()), samples + len(sizes), packs + len(each)
-        loads = np.array(rows).reshape(streams, WINDOW, EACH).sum(axis=2)
+        whole = min(map(len, rows)) // EACH
+        rows = [row[: whole * EACH] for row in rows]
+        loads = np.array(rows).reshape(streams, whole, EACH).sum(axis=2)
         uneven += (loads.max(axis=0) / loads.mean(axis=0)).tolist()
     assert runs <= 4 * samples / SLICE
     assert tokens / packs >= 0.97 * CAPACITY
     assert max(uneven) <= 1.04
+
+
+def runs_of(window, ranks):
+    """Runs of neighbours that each rank reads of a window."""
+    of_ranks = [
+        np.concatenate([own.refs.index for own in window.streams[rank::ranks]]) for rank in range(ranks)
+    ]
+    assert len(np.unique(np.concatenate(of_ranks))) == sum(map(len, of_ranks))
+    return sum(1 + int((np.diff(np.sort(own)) > 1).sum()) for own in of_ranks)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "lognormal"])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_ranks_read_a_few_runs_of_a_chapter(kind, ranks):
+    """All samples are one chapter: ranks read ranges of it, and not each a part of every slice."""
+    (window,) = windows_of(lengths_of(kind), 8, SAMPLES, 2, chapter=10, passes=1)
+    assert window.count == SAMPLES
+    assert runs_of(window, ranks) <= 8 * ranks - 7
+
+
+def test_each_part_of_a_chapter_has_its_share_of_each_dataset():
+    leaf = np.repeat([0, 1, 2], [6000, 600, 30])
+    index = np.concatenate([np.arange(6000), np.arange(600), np.arange(30)])
+    order = order_by_place(leaf, index // 10 * 11 + index % 10, np.ones(6630, dtype=np.int64), 1)
+    for part in np.array_split(leaf[order], 4):
+        first, second, _ = np.bincount(part, minlength=3)
+        assert abs(first - 1500) <= 20
+        assert abs(second - 150) <= 20
+
+
+@pytest.mark.parametrize("weights", [[1, 1], [3, 1, 1], [5, 5, 5, 2], [7] * 11])
+def test_parts_are_as_long_and_heavy_as_wanted(weights):
+    lengths = lengths_of("lognormal")
+    parts = np.stack([lengths, lengths**2], axis=1)
+    owner = share_evenly(parts, weights)
+    sums = np.stack([np.bincount(owner, weights=column) for column in parts.T], axis=1)
+    wanted = np.outer(weights, parts.sum(axis=0)) / sum(weights)
+    assert np.abs(sums / wanted - 1).max() < 0.005
 
 
 @pytest.mark.parametrize("mixed", [1, 40, 700, 1600, 10**6])

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from energon_stream.schedule.chapters import ChapterSteps, pack_chapter
 from energon_stream.schedule.pack_planning import cut_pieces, deal_packs, pack_lengths, pack_loads
-from energon_stream.schedule.planned import PACKING, PackSpec
+from energon_stream.schedule.planned import CHAPTERS, PACKING, PackSpec
 from energon_stream.schedule.several_costs import PackKind, fill_beside_large, fill_kinds
 
 lengths = st.lists(st.integers(1, 50), min_size=1, max_size=120).map(lambda v: np.array(v, dtype=np.int64))
@@ -130,6 +131,17 @@ def test_other_packs_are_another_version_of_the_algorithm():
     loads = pack_loads(lengths, pack, int(pack.max()) + 1, "quadratic")
     dealt = deal_packs(loads[:, None], 16, 4, 5)
     assert (PACKING, zlib.crc32(repr((pack.tolist(), dealt)).encode())) == (4, 4003129978)
+
+
+def test_other_packs_of_chapters_are_another_version():
+    """States of version 7 count packs of chapters."""
+    lengths = (np.arange(1200) * 7919) % 97 + 1
+    place = np.argsort((np.arange(1200) * 104729) % 1201, kind="stable")
+    steps = ChapterSteps(steps=16, window=4, packs=8, streams=4, capacity=512, room=500)
+    made = pack_chapter(lengths, place, steps, "quadratic", 5, is_last=True)
+    assert made is not None
+    pack, dealt = made
+    assert (CHAPTERS, len(pack), zlib.crc32(repr((pack.tolist(), dealt)).encode())) == (7, 1200, 4088173251)
 
 
 def test_other_packs_with_several_costs_are_another_version():

@@ -1,0 +1,73 @@
+"""States and runs of the version before chapters, whose packs of small samples were planned in windows."""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from packed import opened, write
+
+from energon_stream import compute_costs, get_savable_loader
+from energon_stream.cli.main import main
+from energon_stream.errors import StateMismatchError
+
+EARLIER = Path(__file__).with_name("state_of_windows.msgpack").read_bytes()
+"""State after 13 packs, which that version saved of this dataset."""
+PACKS = 558410053
+"""Hash of its next 60 packs, the same after a resume and undisturbed."""
+FIRST_STEPS = 515, 0.6556
+"""Samples of the first 40 steps and their distance, as its ``plan`` counted them."""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    lengths = np.arange(2000) * 7919 % 13 + 1
+    path = write(tmp_path_factory.mktemp("windows") / "texts", lengths, shard=500)
+    compute_costs(path, "tokens", values=lengths)
+    return path
+
+
+def going_on(path, states, count, world=1, **options):
+    """The packs after some states, and the states after these."""
+    loaders = [
+        get_savable_loader(opened(path, rank, world, overlong="error"), **options) for rank in range(world)
+    ]
+    for loader in loaders:
+        loader.restore_state_global(states)
+    batches = [iter(loader) for loader in loaders]
+    packs = [next(batches[number % world])[0] for number in range(count)]
+    states = [loader.save_state_rank() for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    return packs, states
+
+
+def test_states_go_on_with_windows_on_any_ranks(path):
+    found, states = [], [EARLIER]
+    for world, count in ((1, 31), (2, 14), (1, 15)):
+        packs, states = going_on(path, states, count, world)
+        found += packs
+    assert zlib.crc32(repr(found).encode()) == PACKS
+    assert going_on(path, None, 60)[0] != found  # a new run has chapters
+
+
+def test_a_loader_that_refuses_such_a_state_plans_as_before(path):
+    (expected,), _ = going_on(path, None, 1)
+    loader = get_savable_loader(opened(path, 0, 4, overlong="error"))
+    with pytest.raises(StateMismatchError, match="world_size"):
+        loader.restore_state_rank(EARLIER)
+    assert next(iter(loader))[0] == expected
+
+
+@pytest.mark.parametrize(("states", "algorithm"), [([EARLIER], 4), (None, 7)])
+def test_the_record_of_a_run_says_which_packs_it_has(path, tmp_path, states, algorithm):
+    run = str(tmp_path / "run")
+    going_on(path, states, 8, run=run)
+    described = json.loads(Path(run, "run.json").read_text())["datasets"][0]
+    assert described["packing"]["algorithm"] == algorithm
+    arguments = ["plan", "--run", run, "--pack-cost", "tokens", "--steps", "40", "--json"]
+    found = json.loads(CliRunner().invoke(main, arguments, catch_exceptions=False).stdout)
+    is_earlier = (found["samples"], round(found["order"]["spread"], 4)) == FIRST_STEPS
+    assert is_earlier is (algorithm == 4)
