@@ -31,7 +31,7 @@ from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.pipeline.stream_runner import Step
-from energon_stream.schedule.planned import PACKING
+from energon_stream.schedule.planned import EARLIER
 from energon_stream.state import (
     ChangeReport,
     check_rank_state,
@@ -314,7 +314,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         self._description = describe(self.dataset, again=chosen == "continue")
         if earlier := self._description.earlier_packs:
             version = earlier.get(read_rank_state(state)["fingerprint"].get("order"))
-            if version == PACKING:  # its packs are still planned as they were
+            if version in EARLIER:  # its packs are still planned as they were
                 self._pack_as(version)
                 self._description = describe(self.dataset, again=chosen == "continue")
         if chosen == "continue":

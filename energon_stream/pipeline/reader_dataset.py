@@ -72,7 +72,7 @@ from energon_stream.schedule import (
     reading,
     stream_shares,
 )
-from energon_stream.schedule.planned import PACKING
+from energon_stream.schedule.planned import EARLIER
 from energon_stream.storage import Fetcher, shared_fetcher
 from energon_stream.worker import WorkerConfig
 
@@ -263,7 +263,7 @@ class ReaderDataset(SavableDataset[Any]):
     def pack_as(self, version: int | None) -> None:
         """Plan packs as a version did, which a state or the record of a run has; None for the newest way."""
         if (packing := self.packing) is not None:
-            chapter = 0 if version == PACKING else self._chapter
+            chapter = 0 if version in EARLIER else self._chapter
             self.packing = replace(packing, spec=replace(packing.spec, chapter=chapter))
 
     def _job_packs(self, packing: PackPlan, path: str) -> JobPacks:

@@ -17,6 +17,7 @@ from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
 from energon_stream.schedule.balance import loads_of_ranks, loads_of_steps
 from energon_stream.schedule.chapters import CHAPTER, ChapterSteps, order_by_place, pack_chapter
+from energon_stream.schedule.exchange import exchange_samples
 from energon_stream.schedule.neighbours import pack_neighbours
 from energon_stream.schedule.pack_planning import (
     EVEN,
@@ -46,7 +47,9 @@ Overlong = Literal["error", "drop", "split"]
 PACKING = 4
 """Version of the plan, two more for several costs. Raise it when other packs come out: states have it."""
 CHAPTERS = 7
-"""The same where packs are planned a chapter at a time. States of version 4 go on with windows."""
+"""The same where packs are planned a chapter at a time, one more for several costs that exchange samples."""
+EARLIER = (PACKING, PACKING + 2)
+"""Versions whose states go on with the packs that these had."""
 _KEPT = 1 << 20  # samples in the windows that a process keeps, for streams that look ahead differently far
 _LEAST_KEPT = 4  # windows that are kept, whatever they have
 _DENSE = (0.99, 0.975)  # shares of what fits that are tried for packs of neighbours
@@ -80,11 +83,13 @@ class PackSpec:
     overlong: Overlong  # what becomes of a sample that is longer than the capacity
     name: str = ""  # of the cost, if there are several
     more: tuple[PackKind, ...] = ()  # further costs
-    chapter: int = 0  # windows of small samples whose packs are dealt to streams together; 0 for none
+    chapter: int = 0  # windows that are planned together, one of several costs; 0 for those of EARLIER
 
     def in_chapters(self, samples: float, streams: int) -> PackSpec:
-        """Return the options with chapters, if samples are small. A full pack has about ``samples``."""
-        if self.more or samples < SMALL or self.packs < _CHOICE * streams:
+        """Return the options of new runs: chapters of small samples. A full pack has about ``samples``."""
+        if self.more:
+            return replace(self, chapter=1)
+        if samples < SMALL or self.packs < _CHOICE * streams:
             return self
         return replace(self, chapter=max(1, int(CHAPTER / (samples * self.packs))))
 
@@ -107,7 +112,7 @@ class PackSpec:
             "load": self.kinds[0].describe()[2],
             **several,
             # The first version had no number.
-            "algorithm": CHAPTERS if self.chapter else PACKING + 2 * bool(self.more),
+            "algorithm": CHAPTERS + bool(self.more) if self.chapter else EARLIER[bool(self.more)],
         }
 
     def loads(self, costs: Int64Array, pack: Int64Array, packs: int) -> Float64Array:
@@ -191,7 +196,7 @@ class JobPacks:
 
     def _plan(self, epoch: int, number: int, start: Cursor) -> PlannedWindow:
         key = derive_key(self._key, "window", epoch, number)
-        if not self.spec.chapter:
+        if self.spec.more or not self.spec.chapter:
             return self._plan_window(start, key)
         refs, costs, is_last = self._take(start, self.spec.packs)
         room = self.spec.capacity
@@ -273,13 +278,21 @@ class JobPacks:
         if len(pack) and not is_last:
             pieces, pack = spread_pieces(pieces, pack, packs, self.spec.overlong == "split")
         loads, dealt = self._deal(every, pieces, pack, key)
-        if self.spec.more and not is_last and cost_of_streams(loads, dealt, self.spec.step)[0]:
-            other = fill_beside_large(every, [kind.capacity for kind in self.spec.kinds], packs, self.streams)
+        if self.spec.more and not is_last and (least := cost_of_streams(loads, dealt, self.spec.step))[0]:
+            rooms = [kind.capacity for kind in self.spec.kinds]
+            other = fill_beside_large(every, rooms, packs, self.streams)
             if other is not None:
                 own = PieceColumns(other[1], np.zeros_like(other[1]), every[other[1], 0])
                 even = self._deal(every, own, other[2], key)
-                if cost_of_streams(*even, self.spec.step) < cost_of_streams(loads, dealt, self.spec.step):
-                    return self._made(start, refs, other[0], own, other[2], even[1])
+                if (cost := cost_of_streams(*even, self.spec.step)) < least:
+                    (count, pieces, pack), dealt, least = (other[0], own, other[2]), even[1], cost
+            if least[0] and self.spec.chapter and self.spec.step == self.streams:
+                costs = every[pieces.ref]
+                alone = self.spec.loads(costs, np.arange(len(costs)), len(costs))
+                other_pack = exchange_samples(costs, alone, rooms, pack, self.spec.step)
+                even = self._deal(every, pieces, other_pack, key)
+                if cost_of_streams(*even, self.spec.step) < least:
+                    pack, dealt = other_pack, even[1]
         if near is not None and near[1][1] <= cost_of_streams(loads, dealt, self.spec.step)[1] + _NEARLY:
             return self._made(start, refs, *near[0])
         return self._made(start, refs, count, pieces, pack, dealt)
@@ -327,9 +340,8 @@ class JobPacks:
     def _fill(self, costs: Int64Array, packs: int, is_last: bool) -> tuple[int, PieceColumns, Int64Array]:
         """Return how many references a window has, their pieces, and the pack of each piece."""
         if self.spec.more:
-            count, own, filled = fill_kinds(
-                costs, [kind.capacity for kind in self.spec.kinds], packs, is_last
-            )
+            rooms, evenly = [kind.capacity for kind in self.spec.kinds], bool(self.spec.chapter)
+            count, own, filled = fill_kinds(costs, rooms, packs, is_last, evenly=evenly)
             return count, PieceColumns(own, np.zeros_like(own), costs[own, 0]), filled
         capacity, lengths = self.spec.capacity, costs[:, 0]
         sums = np.cumsum(lengths)

@@ -19,6 +19,7 @@ _NO_LIMIT = 1 << 62
 _FILLS = (0.98, 0.95, 0.9, 0.8, 0.65, 0.5)
 """Shares of the room that are tried after higher ones, if each sample took the largest of its costs."""
 
+_EVENLY = 0.975  # share in even packs that is preferred to packs that are fuller
 _LARGE = 0.9  # share of a room from which on a sample has a pack of its own kind
 _BESIDE = tuple(number / 200 for number in range(196, 180, -1))  # shares of the room beside large samples
 _FULL = 0.97  # fill of packs beside large samples below which they are not used
@@ -38,13 +39,13 @@ class PackKind(NamedTuple):
 
 
 def pack_kinds(
-    costs: Int64Array, capacities: Sequence[int | None], packs: int, *, or_fullest: bool = False
+    costs: Int64Array, capacities: Sequence[int | None], packs: int, ways: Sequence[bool] = (False,)
 ) -> Int64Array | None:
     """Put samples with several costs into packs: the largest first, each where all costs stay the most even.
 
     Packs are made in blocks side by side, each of samples of all sizes. ``costs`` has a column for each kind;
-    a kind without a capacity is made even only. With ``or_fullest``, samples that do not fit so are put into
-    the fullest pack that has room.
+    a kind without a capacity is made even only. ``ways`` are tried in turn: True puts samples into the
+    fullest pack that has room, and fits more.
 
     Returns the pack of each sample; None if ``packs`` do not suffice.
 
@@ -67,7 +68,7 @@ def pack_kinds(
     padded = np.append(columns, np.zeros((len(columns), 1), dtype=np.int64), axis=1)
     mine = _deal_to_blocks(padded, dealt, scale)
     added = padded.astype(np.float64)[:, mine].transpose(1, 0, 2).copy()  # in which sums are exact
-    for fullest in (False, True)[: 1 + or_fullest]:
+    for fullest in ways:
         picks = _pick_packs(added, packs // blocks, capacities, scale, fullest=fullest)
         if picks is not None:
             placed = np.empty(len(costs) + 1, dtype=np.int64)
@@ -132,9 +133,12 @@ def _pick_packs(
 
 
 def fill_kinds(
-    costs: Int64Array, capacities: Sequence[int | None], packs: int, is_last: bool
+    costs: Int64Array, capacities: Sequence[int | None], packs: int, is_last: bool, *, evenly: bool = False
 ) -> tuple[int, Int64Array, Int64Array]:
-    """Return how many samples some packs take, which of them are used, and the pack of each of these."""
+    """Return how many samples some packs take, which of them are used, and the pack of each of these.
+
+    ``evenly`` prefers even packs that are filled to 0.975 to fuller packs.
+    """
     used = costs[:, 0] > 0
     rooms = np.array([np.inf if room is None else room * packs for room in capacities])
     parts = costs * used[:, None] / rooms
@@ -152,15 +156,21 @@ def fill_kinds(
             *((least, s) for s in _FILLS),
         )
     ]
+    evenly = evenly and not (is_last and full <= 1)
     if is_last and full <= 1 and samples[-1] > 0:
         room, every = math.ceil(full * packs), min(packs, int(samples[-1]))
         rooms_tried = [*range(room, every, max(1, packs // 64)), every]
         tries = [*((len(costs), number) for number in rooms_tried), *tries]
     fits = int(np.searchsorted(samples, packs, side="right"))  # as many samples as packs
     tries = [(count if room < packs else max(count, fits), room) for count, room in tries]
-    for count, room in dict.fromkeys([*tries, (fits, packs)]):
+    ways: list[tuple[tuple[bool, ...], int, int]]
+    ways = [((False, True), *each) for each in dict.fromkeys([*tries, (fits, packs)])]
+    if evenly:
+        less = max(fits, int(np.searchsorted(most, _EVENLY, side="right")))
+        ways = [((False,), *tries[0]), ((False,), less, packs), ((True,), *tries[0]), *ways[1:]]
+    for way, count, room in ways:
         own = np.flatnonzero(used[:count])
-        pack = pack_kinds(costs[own], capacities, max(1, room), or_fullest=True)
+        pack = pack_kinds(costs[own], capacities, max(1, room), way)
         if pack is not None:
             return count, own, pack
     raise AssertionError("samples that fit one by one fit as many packs")

@@ -4,13 +4,14 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from energon_stream.schedule.chapters import ChapterSteps, pack_chapter
-from energon_stream.schedule.pack_planning import cut_pieces, deal_packs, pack_lengths, pack_loads
+from energon_stream.schedule.exchange import exchange_samples, level_steps
+from energon_stream.schedule.pack_planning import cut_pieces, deal_packs, open_packs, pack_lengths, pack_loads
 from energon_stream.schedule.planned import CHAPTERS, PACKING, PackSpec
-from energon_stream.schedule.several_costs import PackKind, fill_beside_large, fill_kinds
+from energon_stream.schedule.several_costs import PackKind, fill_beside_large, fill_kinds, pack_kinds
 
 lengths = st.lists(st.integers(1, 50), min_size=1, max_size=120).map(lambda v: np.array(v, dtype=np.int64))
 
@@ -157,3 +158,45 @@ def test_other_packs_with_several_costs_are_another_version():
     beside = fill_beside_large(costs, (8192, 6800), 128, 16)
     assert beside is not None
     assert (beside[0], zlib.crc32(repr(beside[2].tolist()).encode())) == (1872, 3966956625)
+
+
+def test_packs_that_exchange_samples_are_another_version():
+    """Of 64 packs, 13 have a picture of 1.6 times the mean: these come together in a step."""
+    numbers = np.arange(1600)
+    costs = np.stack(
+        [numbers * 7919 % 350 + 50, np.where(numbers % 90, numbers * 104729 % 180, 3000)], axis=1
+    )
+    count, own, pack = fill_kinds(costs, (4096, 3300), 64, is_last=False, evenly=True)
+    costs, pack = costs[own], open_packs(pack, 64)
+    found = exchange_samples(costs, costs.astype(np.float64), (4096, 3300), pack, 16)
+    spec = PackSpec(4096, 16, 4, "linear", "error", "text", (PackKind("vision", 3300, "linear"),), chapter=1)
+    made = count, zlib.crc32(repr(found.tolist()).encode())
+    assert (spec.describe()["algorithm"], *made) == (8, 1026, 2228002276)
+    before, after = (np.sort(np.bincount(each, costs[:, 1])).reshape(4, 16) for each in (pack, found))
+    assert (before.max(axis=1) / before.mean(axis=1)).max() > 1.15
+    assert (after.max(axis=1) / after.mean(axis=1)).max() < 1.03
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 30)), min_size=24, max_size=120),
+    st.sampled_from([1, 2, 3, 4, 6]),
+    st.sampled_from([None, 40]),
+)
+@settings(deadline=None)
+def test_packs_keep_within_their_rooms_when_they_exchange_samples(values, step, room):
+    costs = np.array(values)
+    pack = pack_kinds(costs, (60, room), len(costs) // 2 // step * step)
+    assume(pack is not None and (pack.max() + 1) % step == 0)
+    found = exchange_samples(costs, costs.astype(np.float64), (60, room), pack, step)
+    assert len(found) == len(pack)
+    assert np.unique(found).tolist() == np.unique(pack).tolist()  # none is empty
+    sums = np.stack([np.bincount(found, each) for each in costs.T], axis=1)
+    assert (sums <= (60, room or np.inf)).all()
+
+
+@given(st.lists(st.integers(0, 100), min_size=12, max_size=60), st.integers(1, 4))
+def test_levels_of_steps_share_all_loads(values, steps):
+    loads = np.array([values, values[::-1]], dtype=np.float64).T
+    levels = level_steps(loads, steps, 3)
+    assert np.allclose(levels.sum(axis=0) * 3, loads.sum(axis=0))
+    assert (np.diff(levels, axis=0) <= 1e-9).all()

@@ -17,6 +17,10 @@ EARLIER = Path(__file__).with_name("state_of_windows.msgpack").read_bytes()
 """State after 13 packs, which that version saved of this dataset."""
 PACKS = 558410053
 """Hash of its next 60 packs, the same after a resume and undisturbed."""
+OF_COSTS = Path(__file__).with_name("state_of_several_costs.msgpack").read_bytes()
+"""State after seven packs of several costs, before packs exchanged samples."""
+PACKS_OF_COSTS = 1822312454
+"""Hash of its next 60 packs."""
 FIRST_STEPS = 515, 0.6556
 """Samples of the first 40 steps and their distance, as its ``plan`` counted them."""
 
@@ -29,11 +33,10 @@ def path(tmp_path_factory):
     return path
 
 
-def going_on(path, states, count, world=1, **options):
+def going_on(path, states, count, world=1, packing=None, **options):
     """The packs after some states, and the states after these."""
-    loaders = [
-        get_savable_loader(opened(path, rank, world, overlong="error"), **options) for rank in range(world)
-    ]
+    packing = {"overlong": "error"} | (packing or {})
+    loaders = [get_savable_loader(opened(path, rank, world, **packing), **options) for rank in range(world)]
     for loader in loaders:
         loader.restore_state_global(states)
     batches = [iter(loader) for loader in loaders]
@@ -59,6 +62,22 @@ def test_a_loader_that_refuses_such_a_state_plans_as_before(path):
     with pytest.raises(StateMismatchError, match="world_size"):
         loader.restore_state_rank(EARLIER)
     assert next(iter(loader))[0] == expected
+
+
+def test_states_of_several_costs_go_on_with_their_packs(path):
+    numbers = np.arange(2000)
+    compute_costs(path, "patches", values=np.where(numbers % 97 == 0, 60, numbers * 104729 % 5))
+    packing = {"cost": {"text": "tokens", "vision": "patches"}, "capacity": {"text": 100, "vision": 80}}
+    packing |= {"load": "linear", "global_batch_size": 4, "window": 4}
+    found, states = [], [OF_COSTS]
+    for world, count in ((1, 31), (2, 14), (1, 15)):
+        packs, states = going_on(path, states, count, world, packing)
+        found += packs
+    assert zlib.crc32(repr(found).encode()) == PACKS_OF_COSTS
+    undisturbed, _ = going_on(path, None, 67, packing=packing)
+    assert undisturbed[7:] != found  # in a new run packs exchange samples
+    begun, states = going_on(path, None, 32, packing=packing)
+    assert begun + going_on(path, states, 35, 2, packing)[0] == undisturbed
 
 
 @pytest.mark.parametrize(("states", "algorithm"), [([EARLIER], 4), (None, 7)])

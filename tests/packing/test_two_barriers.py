@@ -98,7 +98,14 @@ def planned(costs, each, loads=("linear", "linear"), window=8):
     plan = RepeatPlan(LeafPlan(0, np.array([0, len(text)]), OrderSpec(100, 0, 16, 1)))
     room, vision = rooms(*costs)
     spec = PackSpec(
-        room, RANKS * each, window, loads[0], "error", "text", (PackKind("vision", vision, loads[1]),)
+        room,
+        RANKS * each,
+        window,
+        loads[0],
+        "error",
+        "text",
+        (PackKind("vision", vision, loads[1]),),
+        chapter=1,
     )
     job = build_schedule(plan, num_streams=1, stream=0, key=1)
     return JobPacks(job, spec, (text,), RANKS, 1, ((patches,),))
@@ -139,14 +146,13 @@ def test_both_loads_are_even_with_four_packs_a_rank(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_one_pack_a_rank_both_are_near_what_any_plan_reaches(kind):
-    """No plan of a window's packs takes less time for one cost than the heaviest packs together."""
+def test_with_one_pack_a_rank_the_time_is_near_what_any_packs_take(kind):
+    """No packs take less than 1. For two sets, ``benchmarks/attainable.py`` finds 1.01 and 1.02."""
     costs = made(kind, 60_000)
-    sums = delivered(planned(costs, 1), costs, 1, windows=1)[:, :, 0].astype(float)
-    for number in range(2):
-        mean = sums[..., number].sum() / RANKS
-        bound = np.sort(sums[..., number].ravel())[::-1][::RANKS].sum() / mean
-        assert sums[..., number].max(axis=1).sum() / mean <= bound + 0.03
+    sums = delivered(planned(costs, 1), costs, 1, windows=2)[:, :, 0].astype(float)
+    assert (sums <= rooms(*costs)).all()
+    time = sums.max(axis=1).sum(axis=0) / sums.mean(axis=1).sum(axis=0)
+    assert time.max() <= {finevideo: 1.035, at_capacity: 1.04}.get(kind, 1.03)
 
 
 @pytest.mark.parametrize("kind", [onevision, lognormal])
@@ -159,9 +165,11 @@ def test_both_stay_even_after_skipped_samples_and_many_steps(kind):
     assert ratios(sums).mean(axis=0).max() <= 1.04
 
 
-def test_each_sample_comes_once_within_both_rooms(folder):
+@pytest.mark.parametrize("step", [4, 16])
+def test_each_sample_comes_once_within_both_rooms(folder, step):
     text, patches = COSTS
     packing = {"cost": {"text": "tokens", "vision": "patches"}, "capacity": {"text": 100, "vision": 60}}
+    packing |= {"global_batch_size": step}
     keys = [key for pack in opened_packs(folder, **packing) for key in pack]
     assert sorted(keys) == list(range(SAMPLES))
     for pack in opened_packs(folder, **packing):
