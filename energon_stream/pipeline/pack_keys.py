@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_stream.schedule import PackPiece, PackSpec
+from energon_stream.rng import derive_key
+from energon_stream.schedule import JobPacks, PackPiece, PackSpec, Plan, build_schedule
+from energon_stream.schedule.planned import EARLIER
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from energon_stream.pipeline.node import RestoreKey
+    from energon_stream.worker import WorkerConfig
 
 PIECE, PLANNED_PACK = "Piece", "PlannedPack"
 """Kinds of the keys of samples in planned packs, and of these packs."""
@@ -32,6 +35,17 @@ class PackPlan:
     def describe(self) -> dict[str, Any]:
         """Return the options as plain values, with a hash of the lengths."""
         return {**self.spec.describe(), "costs": self.digest}
+
+    def of_version(self, version: int | None) -> PackPlan:
+        """Return the packing as a version did it; None for the newest way."""
+        return replace(self, spec=replace(self.spec, chapter=0)) if version in EARLIER else self
+
+    def of_job(self, plan: Plan, config: WorkerConfig, path: str) -> JobPacks:
+        """Return the packs of all streams, for the node at ``path``."""
+        key = derive_key(config.seed_offset, path, "packs")
+        mixed = int(self.spec.packs * self.pack_samples())
+        job = build_schedule(plan, num_streams=1, stream=0, key=key, mixed=mixed)
+        return JobPacks(job, self.spec, self.costs, config.num_streams, key, self.more)
 
     def loads_in(self, key: Any) -> tuple[int, list[float]]:
         """Return how many packs an element was made of, and their load by the costs of what they have."""

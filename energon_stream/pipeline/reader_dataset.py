@@ -72,7 +72,6 @@ from energon_stream.schedule import (
     reading,
     stream_shares,
 )
-from energon_stream.schedule.planned import EARLIER
 from energon_stream.storage import Fetcher, shared_fetcher
 from energon_stream.worker import WorkerConfig
 
@@ -178,7 +177,7 @@ class ReaderDataset(SavableDataset[Any]):
         failure_tolerance: int = DEFAULT_TOLERANCE,
     ) -> None:
         self.packing = packing
-        self._chapter: int = 0 if packing is None else packing.spec.chapter
+        self._newest = packing
         self._packs: PerProcess[JobPacks] = PerProcess(drop_inherited=True)
         self.leaves: tuple[Leaf, ...] = tuple(leaves)
         self.plan = plan
@@ -241,9 +240,8 @@ class ReaderDataset(SavableDataset[Any]):
         """
         config = self.worker_config
         if (packing := self.packing) is not None:
-            return PackedSchedule(
-                self._packs.map((path, packing.spec.chapter), lambda: self._job_packs(packing, path)), stream
-            )
+            packs = self._packs.map((path, packing), lambda: packing.of_job(self.plan, config, path))
+            return PackedSchedule(packs, stream)
         plan = self.plan if then is None else self.plan_of(then)
         if changes and isinstance(plan, BlendPlan):
             plan = plan.with_changes(changes)
@@ -262,15 +260,7 @@ class ReaderDataset(SavableDataset[Any]):
 
     def pack_as(self, version: int | None) -> None:
         """Plan packs as a version did, which a state or the record of a run has; None for the newest way."""
-        if (packing := self.packing) is not None:
-            chapter = 0 if version in EARLIER else self._chapter
-            self.packing = replace(packing, spec=replace(packing.spec, chapter=chapter))
-
-    def _job_packs(self, packing: PackPlan, path: str) -> JobPacks:
-        key = derive_key(self.worker_config.seed_offset, path, "packs")
-        mixed = int(packing.spec.packs * packing.pack_samples())
-        job = build_schedule(self.plan, num_streams=1, stream=0, key=key, mixed=mixed)
-        return JobPacks(job, packing.spec, packing.costs, self.worker_config.num_streams, key, packing.more)
+        self.packing = self._newest and self._newest.of_version(version)
 
     def read_cursor(
         self, state: State, context: Context, schedule: Schedule, cursors: CursorCodec

@@ -6,7 +6,7 @@ import math
 
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf_order import LeafSchedule
-from energon_stream.schedule.planned import PackCursor, PackedSchedule
+from energon_stream.schedule.packed_schedule import PackCursor, PackedSchedule
 from energon_stream.schedule.saved import damaged
 from energon_stream.schedule.schedule import (
     BlendCursor,

@@ -26,7 +26,7 @@ from energon_stream.arrays import Int64Array
 from energon_stream.errors import StateError
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf_order import LeafSchedule
-from energon_stream.schedule.planned import PackCursor, PackedSchedule
+from energon_stream.schedule.packed_schedule import PackCursor, PackedSchedule
 from energon_stream.schedule.saved import MOST_COUNT, is_count, reading, shown
 from energon_stream.schedule.schedule import (
     BlendCursor,

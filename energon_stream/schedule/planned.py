@@ -1,4 +1,4 @@
-"""Planned packing: a stream's schedule whose references are the packs that the whole job's plan gives it.
+"""Planned packing: the windows of packs that the whole job's plan has.
 
 Windows follow each other along one schedule of the whole job. A window is a function of the place where it
 begins, so every process plans the same ones, and takes the packs of its own streams.
@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
-from energon_stream.schedule.balance import loads_of_ranks, loads_of_steps
+from energon_stream.schedule.balance import loads_of_steps
 from energon_stream.schedule.chapters import CHAPTER, ChapterSteps, order_by_place, pack_chapter
 from energon_stream.schedule.exchange import exchange_samples
 from energon_stream.schedule.neighbours import pack_neighbours
 from energon_stream.schedule.pack_planning import (
     EVEN,
     Load,
-    PackPiece,
     PieceColumns,
     cost_of,
     cost_of_streams,
@@ -33,7 +32,6 @@ from energon_stream.schedule.pack_planning import (
     pack_loads,
     spread_pieces,
 )
-from energon_stream.schedule.saved import damaged
 from energon_stream.schedule.schedule import Cursor, Refs, Schedule
 from energon_stream.schedule.several_costs import PackKind, fill_beside_large, fill_kinds
 
@@ -60,16 +58,6 @@ SMALL = 6  # pieces of a pack, in the mean, from which on samples are small
 _TAKEN = 4096  # references that are taken from the job's schedule at a time
 _FILLS = (0.998, 0.995, 0.99, 0.985, 0.98, 0.97, 0.95, 0.9, 0.8, 0.65, 0.5)
 """Shares of the room in a window's packs that are tried, the fullest first."""
-
-
-class PackCursor(NamedTuple):
-    """Place in planned packs."""
-
-    epoch: int  # number of the pass
-    number: int  # windows of the pass before this one
-    window: Cursor  # place in the job's schedule where the window begins
-    pack: int  # packs of the stream that were consumed in the window
-    place: int  # pieces of the next pack that were consumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,143 +376,3 @@ def _joined(windows: list[PlannedWindow]) -> PlannedWindow:
         start, stop = (np.concatenate(bounds) for bounds in zip(*(own[1:3] for own in every), strict=True))
         streams.append(StreamPacks(refs, start, stop, ends))
     return PlannedWindow(windows[-1].after, sum(window.count for window in windows), tuple(streams))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedSchedule:
-    """One stream's share of the packs of a job."""
-
-    packs: JobPacks = field(repr=False)
-    stream: int
-
-    @property
-    def job(self) -> Schedule:
-        return self.packs.job
-
-    @property
-    def length(self) -> int | None:
-        """References in one pass. The whole pass is planned to count them."""
-        return self.remaining(self.begin())
-
-    def begin(self, epoch: int = 0) -> PackCursor:
-        return PackCursor(epoch, 0, self.job.begin(epoch), 0, 0)
-
-    def next_pass(self, cursor: PackCursor, epoch: int) -> PackCursor:
-        return self.begin(epoch)
-
-    def _at(self, cursor: PackCursor) -> tuple[PackCursor, StreamPacks | None]:
-        """Return the stream's packs of the window that has the next reference; None at the end."""
-        while True:
-            window = self.packs.window(cursor.epoch, cursor.number, cursor.window)
-            if window is None:
-                return cursor, None
-            own = window.streams[self.stream]
-            if cursor.pack < len(own.ends):
-                return cursor, own
-            cursor = PackCursor(cursor.epoch, cursor.number + 1, window.after, 0, 0)
-
-    def _first(self, cursor: PackCursor, own: StreamPacks) -> int:
-        begin = own.ends[cursor.pack - 1] if cursor.pack else 0
-        if cursor.place >= own.ends[cursor.pack] - begin:
-            raise damaged(f"piece {cursor.place} of a pack of {own.ends[cursor.pack] - begin}")
-        return begin + cursor.place
-
-    def _step(self, cursor: PackCursor, count: int, parts: list[Refs] | None) -> PackCursor:
-        while count > 0:
-            cursor, own = self._at(cursor)
-            if own is None:
-                break
-            first = self._first(cursor, own)
-            last = min(first + count, own.ends[-1])
-            if parts is not None:
-                parts.append(Refs(own.refs.leaf[first:last], own.refs.index[first:last]))
-            count -= last - first
-            pack = cursor.pack
-            while pack < len(own.ends) and own.ends[pack] <= last:
-                pack += 1
-            cursor = cursor._replace(pack=pack, place=last - (own.ends[pack - 1] if pack else 0))
-        return cursor
-
-    def take(self, cursor: PackCursor, count: int) -> tuple[Refs, PackCursor]:
-        parts: list[Refs] = []
-        after = self._step(cursor, count, parts)
-        return Refs.concatenate(parts), after
-
-    def advance(self, cursor: PackCursor, count: int) -> PackCursor:
-        return self._step(cursor, count, None)
-
-    def rest_of_window(self, cursor: PackCursor) -> tuple[tuple[int, int], list[int]]:
-        """Return the pass and window of the next references, and how many end each of its packs."""
-        cursor, own = self._at(cursor)
-        ends = [] if own is None else [end - self._first(cursor, own) for end in own.ends[cursor.pack :]]
-        return cursor[:2], ends
-
-    def pack_ends(self, packs: int) -> list[int]:
-        """Return the references up to the end of each of the first packs; of fewer, if the pass has fewer."""
-        ends: list[int] = []
-        windows = self.packs.windows()
-        while len(ends) < packs and (window := next(windows, None)) is not None:
-            before = ends[-1] if ends else 0
-            ends += [before + end for end in window.streams[self.stream].ends]
-        return ends[:packs]
-
-    def piece(self, cursor: PackCursor) -> PackPiece:
-        """Return what the pack has of the next reference."""
-        cursor, own = self._at(cursor)
-        if own is None:
-            raise ValueError("there is no reference at the end of a pass")
-        at = self._first(cursor, own)
-        begin = own.ends[cursor.pack - 1] if cursor.pack else 0
-        packs = self.packs.spec.packs // self.packs.streams
-        return PackPiece(
-            cursor.number * packs + cursor.pack,
-            cursor.place,
-            own.ends[cursor.pack] - begin,
-            int(own.start[at]),
-            int(own.stop[at]),
-        )
-
-    def loads(self, cursor: PackCursor, ranks: int) -> list[tuple[float, float]]:
-        """Return the slowest rank's load and the mean in the step of the next pack, for each cost.
-
-        The last packs of a pass make no whole step, and have no loads.
-        """
-        cursor, own = self._at(cursor)
-        window = self.packs.window(cursor.epoch, cursor.number, cursor.window)
-        if own is None or window is None:
-            return []
-        last = self.packs.last
-        if last is None or last[0] is not window:
-            self.packs.last = last = window, loads_of_ranks(loads_of_steps(self.packs, window), ranks)
-        step = cursor.pack // (self.packs.spec.step // self.packs.streams)
-        of_ranks = last[1][:, step : step + 1].reshape(ranks, -1)
-        return [(float(loads.max()), float(loads.mean())) for loads in of_ranks.T]
-
-    def check(self, cursor: PackCursor) -> None:
-        """Raise StateError if the packs and pieces that a cursor counts are not in its window."""
-        window = self.packs.window(cursor.epoch, cursor.number, cursor.window)
-        own = None if window is None else window.streams[self.stream]
-        if own is not None and cursor.pack < len(own.ends):
-            self._first(cursor, own)
-        elif cursor.place or cursor.pack > (0 if own is None else len(own.ends)):
-            raise damaged(f"{cursor.pack} packs and {cursor.place} pieces of a window")
-
-    def count(self, cursor: PackCursor) -> tuple[int, int] | None:
-        """Count the packs and references left in this pass; None if it never ends. It plans all of them."""
-        if self.job.length is None:
-            return None
-        packs = refs = 0
-        while True:
-            cursor, own = self._at(cursor)
-            if own is None:
-                return packs, refs
-            packs += len(own.ends) - cursor.pack
-            refs += own.ends[-1] - self._first(cursor, own)
-            cursor = cursor._replace(pack=len(own.ends), place=0)
-
-    def remaining(self, cursor: PackCursor) -> int | None:
-        counted = self.count(cursor)
-        return None if counted is None else counted[1]
-
-    def length_at(self, cursor: PackCursor) -> int | None:
-        return self.remaining(self.begin(cursor.epoch))
