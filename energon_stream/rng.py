@@ -18,6 +18,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 _ROUND_KEYS = [np.uint64(number * 0x9E3779B97F4A7C15 % 2**64) for number in range(6)]
+_TABLE_BITS = 10  # of networks that are tabulated: 8 KiB
 
 
 def derive_key(*parts: int | str) -> int:
@@ -54,13 +55,19 @@ def permute_indices(key: int, size: int, positions: Int64Array) -> Int64Array:
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     half = np.uint64(half_bits)
     mask = np.uint64((1 << half_bits) - 1)
+
+    def walk(values: UInt64Array) -> UInt64Array:
+        left, right = values >> half, values & mask
+        for round_key in _ROUND_KEYS:
+            left, right = right, left ^ (_mix((right + round_key) ^ np.uint64(key)) & mask)
+        return (left << half) | right
+
+    # Of a small network, one step of all its values costs less than the steps of a few, one after another.
+    steps = walk(np.arange(1 << 2 * half_bits, dtype=np.uint64)) if 2 * half_bits <= _TABLE_BITS else None
     values = positions.astype(np.uint64)
     pending = np.ones(values.shape, dtype=bool)
     while bool(pending.any()):
-        left, right = values[pending] >> half, values[pending] & mask
-        for round_key in _ROUND_KEYS:
-            left, right = right, left ^ (_mix((right + round_key) ^ np.uint64(key)) & mask)
-        walked = (left << half) | right
+        walked = walk(values[pending]) if steps is None else steps[values[pending]]
         values[pending] = walked
         pending[pending] = walked >= np.uint64(size)
     return values.astype(np.int64)

@@ -400,8 +400,8 @@ class SampleReader:
     def _locate(self, wait: bool) -> None:
         """Locate references until the next generation is determined, and load the entries of later ones."""
         locating, options = self._locating, self._group.options
-        # Few loads share the line with the first samples.
-        most = LOADING if self._planner.generation > 1 else 1
+        # Few loads share the line with the first samples, and entries that are here need none.
+        most = LOADING if self._planner.generation > 1 and not self._is_local else 1
         while not self._planner.has_enough(locating.is_all) and not locating.is_all:
             self._add_located(wait)
             pending = locating.pending
