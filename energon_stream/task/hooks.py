@@ -40,7 +40,9 @@ def check_encoder(encoder: Any) -> None:
         hint = "write a list of Cooker objects: cookers = [Cooker(cook)], or Cooker(cook, has_subflavors={…})"
         raise ConfigError(f"{kind}.cookers is {cookers!r:.80}", hint=hint)
     for name, argument in _CALLED.items():
-        problem = _problem(getattr(encoder, name))
+        hook = getattr(encoder, name)
+        is_own = getattr(hook, "__func__", None) is getattr(TaskEncoder, name)
+        problem = None if is_own else _problem(hook)
         if problem is not None:
             hint = f"write def {name}(self, {argument})"
             raise ConfigError(f"{kind}.{name} cannot be called with one argument: {problem}", hint=hint)
