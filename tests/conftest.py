@@ -110,8 +110,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the imported modules from garbage collection, with the little garbage that importing left."""
+    """Exclude the imported modules from garbage collection, with the little garbage that importing left, and
+    collect less often than a program does: a fiftieth of the time.
+    """
     gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
     if "PYTEST_XDIST_WORKER" in os.environ:
         take_huge_pages()
 

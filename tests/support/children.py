@@ -644,6 +644,7 @@ def _main() -> None:
     sys.executable = sys.argv[4]  # of a fork, it is a launcher
     for name in (*PRELOADED, *_MORE, *sys.argv[5:]):
         __import__(name)
+    sys.modules["PIL.Image"].preinit()  # the usual formats, which each child would import for its first image
     # torch takes its operators back one by one at an exit: four fifths of what a short child costs.
     _imported.extend(each for each in weakref.finalize._registry if each.atexit)  # type: ignore[attr-defined]
     for finalizer in _imported:
