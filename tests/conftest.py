@@ -22,6 +22,7 @@ import botocore.session
 import children
 import pytest
 from huge_pages import take_huge_pages
+from prepared import prepare_once
 from repetitions import register_profiles
 from shared_servers import shared_server
 
@@ -30,6 +31,7 @@ from energon_stream.testing.s3server import S3Server
 from energon_stream.testing.servers import LocalStack, SeaweedFS
 
 register_profiles()
+prepare_once()
 
 ROOT = Path(__file__).resolve().parent.parent
 
