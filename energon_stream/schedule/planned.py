@@ -53,6 +53,7 @@ _LEAST_KEPT = 4  # windows that are kept, whatever they have
 _DENSE = (0.99, 0.975)  # shares of what fits that are tried for packs of neighbours
 _LOOSE = 0.98  # fill of other packs below which packs of neighbours are tried with it
 _NEARLY = 0.02  # of the time of steps that packs of neighbours may take more
+_WORST = 0.07  # weight of what their worst step takes more
 _CHOICE = 8  # packs of a stream in a window from which on its own ones can make even steps
 SMALL = 6  # pieces of a pack, in the mean, from which on samples are small
 _TAKEN = 4096  # references that are taken from the job's schedule at a time
@@ -201,11 +202,8 @@ class JobPacks:
             if room < _LOOSE * self.spec.capacity:
                 near, least = self._plan_chapter(start, refs, costs[:, 0], is_last, room, key)
         cost = self._cost(found)
-        if (
-            near is None
-            or (least[0] and not cost[0])
-            or (least[1] > cost[1] + _NEARLY and least[2] > cost[2])
-        ):
+        time, worst = np.subtract(least[1:], cost[1:])
+        if near is None or (least[0] and not cost[0]) or (worst > 0 and time + _WORST * worst > _NEARLY):
             return found
         return near
 
@@ -274,7 +272,8 @@ class JobPacks:
                 even = self._deal(every, own, other[2], key)
                 if (cost := cost_of_streams(*even, self.spec.step)) < least:
                     (count, pieces, pack), dealt, least = (other[0], own, other[2]), even[1], cost
-            if least[0] and self.spec.chapter and self.spec.step == self.streams:
+            is_beside = other is not None and pack is other[2]  # even already, but for the large samples
+            if least[0] and self.spec.chapter and not is_beside:
                 costs = every[pieces.ref]
                 alone = self.spec.loads(costs, np.arange(len(costs)), len(costs))
                 other_pack = exchange_samples(costs, alone, rooms, pack, self.spec.step)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
+from operator import ge, sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,10 @@ _FILLS = (0.98, 0.95, 0.9, 0.8, 0.65, 0.5)
 _EVENLY = 0.975  # share in even packs that is preferred to packs that are fuller
 _LARGE = 0.9  # share of a room from which on a sample has a pack of its own kind
 _BESIDE = tuple(number / 200 for number in range(196, 180, -1))  # shares of the room beside large samples
+_FEW = 4  # samples of a pack, in the mean, below which each is put into the fullest pack
+_OF_FEW = 0.98, 0.97, 0.96, 0.94
+"""Shares in the fuller cost that are tried then."""
+_LOOKED = 16  # packs without room for other costs at which such a sample looks, in the mean
 _FULL = 0.97  # fill of packs beside large samples below which they are not used
 
 
@@ -132,6 +138,38 @@ def _pick_packs(
     return picks
 
 
+def _best_fit(costs: Int64Array, capacities: Sequence[int | None], packs: int) -> Int64Array | None:
+    """Put samples into packs: the largest first, each into the fullest pack that has room.
+
+    The fullest one has the least room for the cost of which there is most. Returns the pack of each sample;
+    None if ``packs`` do not suffice, or too many are tried for other costs.
+    """
+    limits = np.array([_NO_LIMIT if room is None else room for room in capacities])
+    order = np.argsort(-(costs / limits).max(axis=1), kind="stable")
+    by = np.argsort(-(costs.sum(axis=0) / limits), kind="stable")
+    # A pack is one integer, its room and its number, as in pack_lengths.
+    first, *others = limits[by].tolist()
+    rooms = [first * packs + pack for pack in range(packs)]
+    left, picks, looks = [others for _ in rooms], list[int](), _LOOKED * len(costs)
+    for size, *more in costs[order][:, by].tolist():
+        begin = bisect_left(rooms, size * packs)
+        for at in range(begin, packs):
+            pack = rooms[at] % packs
+            if all(map(ge, left[pack], more)):
+                break
+        else:
+            return None
+        looks -= at - begin
+        if looks < 0:
+            return None
+        insort(rooms, rooms.pop(at) - size * packs)
+        left[pack] = list(map(sub, left[pack], more))
+        picks.append(pack)
+    found = np.empty(len(costs), dtype=np.int64)
+    found[order] = picks
+    return found
+
+
 def fill_kinds(
     costs: Int64Array, capacities: Sequence[int | None], packs: int, is_last: bool, *, evenly: bool = False
 ) -> tuple[int, Int64Array, Int64Array]:
@@ -163,14 +201,18 @@ def fill_kinds(
         tries = [*((len(costs), number) for number in rooms_tried), *tries]
     fits = int(np.searchsorted(samples, packs, side="right"))  # as many samples as packs
     tries = [(count if room < packs else max(count, fits), room) for count, room in tries]
-    ways: list[tuple[tuple[bool, ...], int, int]]
+    ways: list[tuple[tuple[bool, ...], int, int]]  # none of best fit
     ways = [((False, True), *each) for each in dict.fromkeys([*tries, (fits, packs)])]
     if evenly:
         less = max(fits, int(np.searchsorted(most, _EVENLY, side="right")))
         ways = [((False,), *tries[0]), ((False,), less, packs), ((True,), *tries[0]), *ways[1:]]
+        if samples[less - 1] < _FEW * packs:
+            counts = [max(fits, int(np.searchsorted(most, share, side="right"))) for share in _OF_FEW]
+            ways = [*(((), count, packs) for count in dict.fromkeys(counts)), *ways]
     for way, count, room in ways:
         own = np.flatnonzero(used[:count])
-        pack = pack_kinds(costs[own], capacities, max(1, room), way)
+        make = partial(pack_kinds, ways=way) if way else _best_fit
+        pack = make(costs[own], capacities, max(1, room))
         if pack is not None:
             return count, own, pack
     raise AssertionError("samples that fit one by one fit as many packs")

@@ -194,6 +194,21 @@ def test_packs_keep_within_their_rooms_when_they_exchange_samples(values, step, 
     assert (sums <= (60, room or np.inf)).all()
 
 
+@given(
+    st.lists(st.tuples(st.integers(10, 60), st.integers(0, 40)), min_size=40, max_size=120),
+    st.sampled_from([None, 40, 70]),
+)
+@settings(deadline=None)
+def test_few_samples_a_pack_keep_within_the_rooms(values, room):
+    costs = np.array(values)
+    count, own, pack = fill_kinds(costs, (60, room), 12, is_last=False, evenly=True)
+    assert own.tolist() == list(range(count))
+    assert np.unique(pack).tolist() == list(range(pack.max() + 1))  # none is empty
+    assert pack.max() < 12
+    sums = np.stack([np.bincount(pack, each) for each in costs[own].T], axis=1)
+    assert (sums <= (60, room or np.inf)).all()
+
+
 @given(st.lists(st.integers(0, 100), min_size=12, max_size=60), st.integers(1, 4))
 def test_levels_of_steps_share_all_loads(values, steps):
     loads = np.array([values, values[::-1]], dtype=np.float64).T
