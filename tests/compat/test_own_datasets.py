@@ -152,7 +152,7 @@ def build(texts, kind, workers=0, *, rank=0, world_size=1, streams=2):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("saves", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_random_saves_go_on_with_the_same_samples(texts, kind, saves):
-    assert differing_saves(lambda: build(texts, kind), saves, 210) == 0
+    assert differing_saves(lambda: build(texts, kind), saves, max(60, saves + 10)) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -182,7 +182,7 @@ def module(data, workers=0, val=False, **options):
 def test_resuming_goes_on_with_the_next_batch_wherever_it_was_saved(data, fit, tmp_path, case):
     options, settings, epoch, count = CASES[case]
     settings = {"max_epochs": 2, **settings}
-    looked_at = {1, epoch - 1, epoch, *((2, epoch + 1) if is_nightly() else ())}
+    looked_at = {epoch - 1, epoch, *((1, 2, epoch + 1) if is_nightly() else ())}
     saver = SaveAlways(tmp_path, None if is_nightly() else looked_at)
     model = fit(module(data, val=True, **options), callbacks=[saver], **settings)
     expected = expected_batches(data, count, **options)

@@ -296,7 +296,7 @@ def test_all_at_once_then_saved_dealt_to_other_ranks_and_changed_again(folder):
     third, states, _, _ = go_on(6, union, 3, by_streams=True)
     assert first + second + third == reference[: 12 + 18 + 18]
     grow(folder, "b", 9)
-    fourth, states, _, reports = go_on(2, states, 200)
+    fourth, states, _, reports = go_on(2, states, 100)
     assert {change.change for each in reports for change in each.leaves} <= {"grown", "dealt"}
     texts = [text for batch in fourth for pack in batch for text in pack.split("+")]
     assert set(numbers(texts, "b")) == set(range(45))

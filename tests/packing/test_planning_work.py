@@ -119,14 +119,14 @@ def test_of_local_files_few_windows_are_planned_before_the_first_batch(tmp_path)
 def test_over_a_store_streams_read_windows_together(tmp_path):
     """Each stream once had a plan of its own: 256 streams made 3,458 requests before the first batch."""
     (tmp_path / "bucket").mkdir()
-    (tmp_path / "bucket" / "texts.jsonl").write_text('{"text": "a"}\n' * 20_000)
+    (tmp_path / "bucket" / "texts.jsonl").write_text('{"text": "a"}\n' * 5_000)
     prepare_jsonl(str(tmp_path / "bucket" / "texts.jsonl"))
-    lengths, window = np.random.default_rng(0).integers(2, 40, 20_000), 2 * 4 * 64
+    lengths, window = np.random.default_rng(0).integers(2, 40, 5_000), 2 * 4 * 16
     with S3Server(tmp_path) as server:
-        options = {"num_streams": 64, "window": 2, "read": ReadOptions(), "storage": server.storage_options}
+        options = {"num_streams": 16, "window": 2, "read": ReadOptions(), "storage": server.storage_options}
         dataset = opened("s3://bucket/texts.jsonl", cost=lengths, encoder=Lines, **options)
         server.reset_counters()
-        runner = StreamRunner(dataset, range(64))
+        runner = StreamRunner(dataset, range(16))
         (first,) = runner.step().value
         assert len(asked(server)) <= len(first)  # it waits for its own samples only
         packs = [first, *(runner.step().value[0] for _ in range(3 * window - 1))]

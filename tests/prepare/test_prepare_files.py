@@ -74,7 +74,7 @@ def test_a_folder_is_one_numbered_sequence(folder):
 
 def test_exact_resume(folder):
     config = WorkerConfig(0, 1, 0, num_streams=2)
-    assert_exact_resume(lambda: train(folder, worker_config=config), steps=40, tail=20)
+    assert_exact_resume(lambda: train(folder, worker_config=config), steps=40, tail=8)
     assert_restores_by_key(lambda: train(folder, worker_config=config))
 
 

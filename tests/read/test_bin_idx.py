@@ -82,7 +82,7 @@ def test_all_sequences_of_all_dtypes(tmp_path, code, modes):
 def test_exact_resume(tmp_path):
     write_bin_idx(tmp_path / "x", some(120))
     config = WorkerConfig(0, 1, 0, num_streams=2)
-    assert_exact_resume(lambda: train(tmp_path / "x.bin", worker_config=config), steps=40, tail=20)
+    assert_exact_resume(lambda: train(tmp_path / "x.bin", worker_config=config), steps=40, tail=8)
     assert_restores_by_key(lambda: train(tmp_path / "x.bin", worker_config=config))
 
 

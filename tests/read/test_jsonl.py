@@ -58,7 +58,7 @@ def test_subsets_and_metadatasets_know_jsonl(path):
 
 def test_exact_resume_and_restore_by_key(path):
     config = WorkerConfig(0, 1, 0, num_streams=2)
-    assert_exact_resume(lambda: train(path, worker_config=config), steps=60, tail=20)
+    assert_exact_resume(lambda: train(path, worker_config=config), steps=60, tail=8)
     assert_restores_by_key(lambda: train(path, worker_config=config))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from repetitions import is_nightly
 from save_states import BATCHES, write_datasets
 from saved_pipelines import PIPELINES, V2, go_on, open_loader, take
 
@@ -60,8 +61,9 @@ def test_earlier_states_go_on_exactly(version, name, folder):
     expected = names(version)[name]
     packed = loads((SAVED / f"{version}-states.msgpack").read_bytes())[name]
     assert go_on(pipeline(name), folder, packed, BATCHES) == expected
-    states = torch.load(SAVED / f"{version}-states.pt")[name]
-    assert go_on(pipeline(name), folder, states, BATCHES) == expected
+    if is_nightly() or CASES.index((version, name)) % 4 == 0:  # the same states, written by torch
+        states = torch.load(SAVED / f"{version}-states.pt")[name]
+        assert go_on(pipeline(name), folder, states, BATCHES) == expected
 
 
 @pytest.mark.parametrize("name", ["plain", "two", "joined", "packed", "workers"])
