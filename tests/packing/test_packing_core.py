@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from energon_stream.schedule.chapters import ChapterSteps, pack_chapter
@@ -182,7 +182,7 @@ def test_packs_that_exchange_samples_are_another_version():
     st.sampled_from([1, 2, 3, 4, 6]),
     st.sampled_from([None, 40]),
 )
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 def test_packs_keep_within_their_rooms_when_they_exchange_samples(values, step, room):
     costs = np.array(values)
     pack = pack_kinds(costs, (60, room), len(costs) // 2 // step * step)
