@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from repetitions import examples
+from repetitions import examples, is_nightly
 
 from energon_stream import (
     DefaultTaskEncoder,
@@ -274,12 +274,13 @@ def test_kills_at_random_moments_change_nothing(data, pipeline):
         "blend": of_files(data.parent / "blend.yaml"),
         "virtual epochs": of_files(data, virtual_epoch_length=11),
     }[pipeline]
-    reference = take(get_savable_loader(build(0)), 60)
+    steps = 60 if is_nightly() else 30
+    reference = take(get_savable_loader(build(0)), steps)
     draws = random.Random(pipeline)
     with get_savable_loader(build(3), on_worker_death="restart", prefetch_factor=1) as loader:
         found, kills = [], 0
-        while len(found) < 60:
-            found += take(loader, min(draws.randint(1, 9), 60 - len(found)))
+        while len(found) < steps:
+            found += take(loader, min(draws.randint(1, 9), steps - len(found)))
             victims = draws.sample(loader.worker_pids, draws.randint(0, 2))
             kill_all(victims)
             kills += len(victims)
@@ -288,8 +289,8 @@ def test_kills_at_random_moments_change_nothing(data, pipeline):
         assert 0 < loader.worker_restarts <= kills
     with get_savable_loader(build(2)) as again:
         again.restore_state_rank(state)
-        longer = take(get_savable_loader(build(0)), 66)
-        assert_equal_values(take(again, 6), longer[60:])
+        longer = take(get_savable_loader(build(0)), steps + 6)
+        assert_equal_values(take(again, 6), longer[steps:])
 
 
 @examples(5)
