@@ -147,6 +147,7 @@ def pack_mixture(
     ahead = min(max(2 * window, 3 << 14), max(2 * step, 1 << 17), 6 * window if each < SMALL else 1 << 17)
     if all(is_local(leaf.index.spec.url) for leaf in mixture.leaves):  # no answer takes long
         ahead = min(ahead, max(2 * step, 8 * CHUNK))
+    ahead = min(ahead, mixture.limits.max_ahead * streams)
     chapter = plan.spec.packs * each
     together = int(ahead // 2 // chapter) or int(chapter * 5 < ahead * 4)
     chunk = math.ceil(6 * window / streams / LOADING)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from energon_stream.index.entries import OffsetCache
-from energon_stream.read.locating import Locating, iterate_plans
+from energon_stream.read.locating import Locating, ReadPosition, iterate_plans
 from energon_stream.read.read_options import LOADING
 from energon_stream.read.request_planner import Planner, plan_limits
 from energon_stream.tar.scan import HEAD_BYTES
@@ -105,7 +105,7 @@ class WantedBytes:
         self._is_alone = config.num_streams == config.world_size
         skips = any(locator.opening is not locator for locator in self._locators)
         self._walks: list[_Walk] = []
-        self._openings: list[Locating] = []  # of streams that may be the first of a process, or not
+        self._openings: list[tuple[Locating, int]] = []  # of streams that may be a process's first, or not
         for lane, (stream, amount) in enumerate(amounts.items()):
             schedule = dataset.schedule(stream)
             start = partial(Locating, schedule, schedule.begin(), self._locators, fetcher)
@@ -113,7 +113,8 @@ class WantedBytes:
             plans = iterate_plans(locating, Planner(self._limits), chunk=self._together, chunks=self._ahead)
             self._walks.append(_Walk(locating, plans, lane, amount))
             if skips and not self._is_alone:
-                self._openings.append(start())
+                first = ReadPosition(schedule, schedule.begin()).whole_packs(self._limits.opening_take)
+                self._openings.append((start(), first))
         self._numbers: dict[tuple[str, str], int] = {}
         self._places: list[tuple[Store, str]] = []
         # What states need, see with_starts. Tars of fewer samples may have fewer bytes.
@@ -135,8 +136,8 @@ class WantedBytes:
         for walk in self._walks:
             yield self._next(walk, 0)
             walk.locating.take_ahead(self._ahead, self._together)
-        for lane, locating in enumerate(self._openings):
-            yield Wanted.of(self._opening(locating, lane))
+        for lane, (locating, first) in enumerate(self._openings):
+            yield Wanted.of(self._opening(locating, first, lane))
         while walks := [walk for walk in self._walks if not walk.is_done]:
             for walk in walks:
                 yield self._next(walk, _WINDOW_BUDGETS * self._options.fetch_bytes // len(walks))
@@ -179,9 +180,9 @@ class WantedBytes:
             position, stop = self._position(walk.lane, sample), each.start + each.size
             yield from self._rows(each.leaf, each.object, each.start, stop, position)
 
-    def _opening(self, locating: Locating, lane: int) -> Iterator[_Row]:
+    def _opening(self, locating: Locating, first: int, lane: int) -> Iterator[_Row]:
         """Yield the first samples of a stream as they are read before it is known that parts are enough."""
-        locating.begin(self._limits.opening_take)
+        locating.begin(first)
         located = locating.next(wait=True)
         if located is None:
             return

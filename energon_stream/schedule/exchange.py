@@ -25,9 +25,9 @@ def level_steps(loads: Float64Array, steps: int, step: int) -> Float64Array:
     samples come together in steps that have more, and the other steps share what is left.
 
     Example:
-        >>> loads = np.array([[9.0], [1], [1], [1], [4], [4], [4], [4]])
-        >>> level_steps(loads, steps=2, step=2).round(2).tolist()
-        [[9.27], [4.73]]
+        >>> loads = np.array([[9.0], *[[1.0]] * 30])
+        >>> level_steps(loads, steps=4, step=2).round(2).tolist()
+        [[9.27], [3.41], [3.41], [3.41]]
     """
     left, found = loads.sum(axis=0) / step, np.empty((steps, loads.shape[1]))
     for number in range(steps):
