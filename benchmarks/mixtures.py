@@ -9,12 +9,15 @@ Prints, and ends with status 1 unless all hold:
 
 Then CPU time of even draws of 64 streams with batches of 1, of all in one process and of one alone: each
 draws 1,024 rounds ahead, and again when they are consumed, as readers do. ``--draws 0`` prints only this.
+
+``--plans 1000`` prints how far sources are from their shares in random plans of weights, and nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import tempfile
 import time
@@ -132,12 +135,56 @@ def report_times():
         print(f"| {sources} | {together:.1f} | {alone:.1f} |", flush=True)
 
 
+def furthest_of_plan(weights, begins, size, foreseen):
+    """The largest distance of a source from its share after each batch of one stream, by fractions."""
+    changes = [WeightChange(*each) for each in zip(begins, weights, strict=True)]
+    rule, batches = EvenDraws(changes, range(1), 0, 1, size, changes if foreseen else ()), begins[-1] + 20
+    chosen = rule.take(0, rule.fresh(0), batches * size)[0].tolist()
+    behind, worst = [Fraction(0)] * len(weights[0]), Fraction(0)
+    for batch in range(batches):
+        now = [weight for begin, weight in changes if begin <= batch][-1]
+        total = sum(map(Fraction, now))
+        behind = [at + size * Fraction(weight) / total for at, weight in zip(behind, now, strict=True)]
+        for source in chosen[batch * size :][:size]:
+            behind[source] -= 1
+        worst = max(worst, *map(abs, behind))
+    return float(worst)
+
+
+def report_plans(plans):
+    print("| weights | changes are | furthest, in samples | plans with more than 1 |\n|---|---|--:|--:|")
+    for zeros in (False, True):
+        found, draw = {True: [], False: []}, random.Random(1)
+        for _ in range(plans):
+            sources, spread, longest = draw.randint(2, 12), draw.choice([0.3, 1, 4]), draw.choice([3, 10, 30])
+            absent, weights, begins = draw.choice([0.2, 0.5, 0.8]) * zeros, [], [0]
+            for _ in range(draw.randint(2, 7)):
+                row = [(draw.random() >= absent) * 10 ** (-draw.random() * spread) for _ in range(sources)]
+                weights.append(tuple(row) if any(row) else (1.0, *row[1:]))
+                begins.append(begins[-1] + draw.randint(1, longest))
+            size = draw.choice([1, 2, 5])
+            for foreseen, distances in found.items():
+                distances.append(furthest_of_plan(weights, begins[:-1], size, foreseen))
+        for foreseen, distances in found.items():
+            over = sum(each > 1 + 1e-9 for each in distances)
+            print(
+                f"| {'some are 0' if zeros else 'all above 0'} | {'planned' if foreseen else 'set under way'} | "
+                f"{max(distances):.2f} | {over:,} of {plans:,} |",
+                flush=True,
+            )
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--draws", type=int, default=1_000_000)
-    draws = parser.parse_args().draws
+    parser.add_argument("--plans", type=int)
+    options = parser.parse_args()
+    draws = options.draws
+    if options.plans is not None:
+        report_plans(options.plans)
+        return
     report_times()
     if not draws:
         return

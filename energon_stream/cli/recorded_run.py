@@ -50,6 +50,7 @@ def _complete(run: str, options: dict[str, Any], given: set[str]) -> dict[str, A
     """Return options with what the record of a run has, checked; ``given`` are the user's."""
     from energon_stream.index.dataset import dataset_kind
     from energon_stream.lineage.run import open_run
+    from energon_stream.schedule import UNFORESEEN
 
     described = open_run(run, storage_options=options["storage_options"]).description
     *earlier, segment = described.segments
@@ -75,7 +76,9 @@ def _complete(run: str, options: dict[str, Any], given: set[str]) -> dict[str, A
     record = _options(data, segment)
     more = {"draws": data.plan.get("draws", "random")} if "blend" in data.plan else {}
     if data.packing is not None:
-        more["pack_version"] = data.packing.get("algorithm")
+        more["plan_version"] = data.packing.get("algorithm")
+    elif "draws" in data.plan and "foresees" not in data.plan:
+        more["plan_version"] = UNFORESEEN
     if "repeat" not in data.plan and not all("repeat" in child for child in data.plan.get("blend", [{}])):
         more["repeat"] = False
     if len(data.leaves) == 1 and dataset_kind(path) != "metadataset":

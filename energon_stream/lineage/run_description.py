@@ -234,4 +234,5 @@ def make_plan(
     children = tuple(make_plan(child, *rest) for child in described["blend"])
     weights, later = described["weights"][: len(children)], described["weights"][len(children) :]
     changes = tuple(WeightChange(begin, tuple(each)) for begin, *each in later)
-    return BlendPlan(children, tuple(weights), changes, per_batch, described.get("draws") == "even")
+    even, foresees = described.get("draws") == "even", described.get("foresees", False)
+    return BlendPlan(children, tuple(weights), changes, per_batch, even, foresees=foresees)

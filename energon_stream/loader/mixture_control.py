@@ -154,6 +154,8 @@ def changed(
         possible = [
             first_batch(at["at"][1], config.num_streams, stream, plan.per_batch) for stream, at in begun
         ]
+        if plan.even:  # streams draw a round together, so one that some stream has begun is chosen
+            possible = [-(-batch // config.num_streams) * config.num_streams for batch in possible]
         # The first step of which no sample is chosen yet.
         first = max(steps_of(dataset, position)[0], _step_from(max([0, *possible]), config, position))
         named = _in_order(reader, weights)

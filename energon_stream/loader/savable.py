@@ -31,6 +31,7 @@ from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.pipeline.stream_runner import Step
+from energon_stream.schedule import UNFORESEEN
 from energon_stream.schedule.planned import EARLIER
 from energon_stream.state import (
     ChangeReport,
@@ -63,7 +64,7 @@ def _agreed(restore: Callable[Concatenate[L, P], None]) -> Callable[Concatenate[
     def call(self: L, /, *args: P.args, **options: P.kwargs) -> None:
         if self._is_restoring or not (self.dataset.training or waits()[1]):  # ranks may validate alone
             return restore(self, *args, **options)
-        position, unlisted, config, packs = self._position, self._unlisted, self.worker_config, self._packs
+        position, unlisted, config, plans = self._position, self._unlisted, self.worker_config, self._plans
         problem: Exception | None = None
         self._is_restoring = True
         try:
@@ -77,7 +78,7 @@ def _agreed(restore: Callable[Concatenate[L, P], None]) -> Callable[Concatenate[
         except EnergonStreamError:
             if problem is None:
                 self._set_config(config)
-                self._pack_as(packs)
+                self._plan_as(plans)
                 self._position, self._unlisted, self.restore_report = position, unlisted, None
                 if self._recorder is not None:
                     self._recorder.restore(None, position.states)
@@ -143,7 +144,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         super().__init__(dataset, **options)
         self._given_config = dataset.worker_config
         self._has_agreed = self._is_restoring = self._was_restored = False
-        self._packs: int | None = None  # version of planned packs that a state has; None for the newest
+        self._plans: int | None = None  # version of plans that a state has; None for the newest
         self._recorder: RunRecorder | None = None
         if run is not None:
             self._recorder = RunRecorder(dataset, os.fspath(run), run_storage_options, self._bad)
@@ -260,14 +261,14 @@ class SavableDataLoader(BasicDataLoader[T]):
         self._was_restored = state is not None
         if state is None:
             self._set_config(self._given_config)
-            self._pack_as(None)
+            self._plan_as(None)
             self._position, self._unlisted = LoaderPosition.start(self.dataset), 0
             if self._recorder is not None:
                 self._recorder.restore(None, {})
             return
         if self.before_restore is not None:
             state = self.before_restore(state, self.worker_config)
-        before, packs = self.worker_config, self._packs
+        before, plans = self.worker_config, self._plans
         num_streams, dealt_to = peek_streams(state)
         streams = self._streams_of(num_streams)
         try:
@@ -276,7 +277,7 @@ class SavableDataLoader(BasicDataLoader[T]):
             self._restore(state, chosen)
         except BaseException:
             self._set_config(before)
-            self._pack_as(packs)
+            self._plan_as(plans)
             raise
 
     def _streams_of(self, saved: int) -> int:
@@ -300,23 +301,22 @@ class SavableDataLoader(BasicDataLoader[T]):
             dataset.set_config(config)
         self.worker_config = config
 
-    def _pack_as(self, version: int | None) -> None:
-        """Plan packs as a version did; None for the newest way."""
-        if version != self._packs:
-            self._packs = version
+    def _plan_as(self, version: int | None) -> None:
+        """Plan packs and draws as a version did; None for the newest way."""
+        if version != self._plans:
+            self._plans = version
             for _, reader in find_readers(self.dataset):
-                reader.pack_as(version)
+                reader.plan_as(version)
             vars(self).pop("_description", None)
 
     def _restore(self, state: dict[str, Any] | bytes, chosen: OnChange) -> None:
         report: ChangeReport | None = None
-        self._pack_as(None)
+        self._plan_as(None)
         self._description = describe(self.dataset, again=chosen == "continue")
-        if earlier := self._description.earlier_packs:
-            version = earlier.get(read_rank_state(state)["fingerprint"].get("order"))
-            if version in EARLIER:  # its packs are still planned as they were
-                self._pack_as(version)
-                self._description = describe(self.dataset, again=chosen == "continue")
+        version = self._description.earlier_version(read_rank_state(state)["fingerprint"])
+        if version in (UNFORESEEN, *EARLIER):  # it is still planned as it was
+            self._plan_as(version)
+            self._description = describe(self.dataset, again=chosen == "continue")
         if chosen == "continue":
             state, report = continue_state(state, self.dataset, self._description)
         rotation, streams, changes, begun, index = check_rank_state(

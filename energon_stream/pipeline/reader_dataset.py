@@ -176,11 +176,9 @@ class ReaderDataset(SavableDataset[Any]):
         packing: PackPlan | None = None,
         failure_tolerance: int = DEFAULT_TOLERANCE,
     ) -> None:
-        self.packing = packing
-        self._newest = packing
+        self.packing, self.plan = self._newest = packing, plan
         self._packs: PerProcess[JobPacks] = PerProcess(drop_inherited=True)
         self.leaves: tuple[Leaf, ...] = tuple(leaves)
-        self.plan = plan
         self.worker_config = worker_config
         worker_config.hold()
         self.options: ReadOptions = options or ReadOptions()
@@ -258,9 +256,11 @@ class ReaderDataset(SavableDataset[Any]):
             for change in plan.with_changes(changes).changes:
                 yield first_reference(change.begin, self.worker_config.num_streams, stream, 1)
 
-    def pack_as(self, version: int | None) -> None:
-        """Plan packs as a version did, which a state or the record of a run has; None for the newest way."""
-        self.packing = self._newest and self._newest.of_version(version)
+    def plan_as(self, version: int | None) -> None:
+        """Plan packs and draws as a version did, which a state or a run's record has; None: the newest."""
+        packing, plan = self._newest
+        self.packing = packing and packing.of_version(version)
+        self.plan = plan.of_version(version) if isinstance(plan, BlendPlan) else plan
 
     def read_cursor(
         self, state: State, context: Context, schedule: Schedule, cursors: CursorCodec

@@ -275,13 +275,13 @@ def open_reader_dataset(
     """Open the dataset at the bottom of a training pipeline, in this process.
 
     ``training`` has other arguments of :func:`get_train_dataset`. With ``packing``, a task encoder is not
-    needed: which samples a pack has does not depend on it. ``pack_version`` is that of a recorded run.
+    needed: which samples a pack has does not depend on it. ``plan_version`` is that of a recorded run.
     """
     config = replace(config, num_workers=0, num_streams=config.num_streams)
     if training.get("packing") is not None:
         training = {"task_encoder": _Unpacked(), **training}
     training = dict(training)
-    pack_version = training.pop("pack_version", None)
+    plan_version = training.pop("plan_version", None)
     if (given := training.pop("cache", False)) not in (None, False):
         raise ConfigError(
             f"a plan of reads follows no cache, and cache is {given!r:.80}", hint="leave out cache="
@@ -294,7 +294,7 @@ def open_reader_dataset(
             where=str(path),
             hint="Name each dataset alone, with epochs=1.",
         )
-    found[0].pack_as(pack_version)
+    found[0].plan_as(plan_version)
     return found[0]
 
 

@@ -31,4 +31,10 @@ from energon_stream.schedule.planned import JobPacks, PackSpec
 from energon_stream.schedule.saved import damaged, is_count, reading, shown
 from energon_stream.schedule.schedule import BlendCursor, Cursor, LeafCursor, Refs, RepeatCursor, Schedule
 from energon_stream.schedule.skip import skip
-from energon_stream.schedule.weights import WeightChange, check_weights, first_batch, first_reference
+from energon_stream.schedule.weights import (
+    UNFORESEEN,
+    WeightChange,
+    check_weights,
+    first_batch,
+    first_reference,
+)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from energon_stream.schedule.foresight import WHOLE
 from energon_stream.schedule.weights import (
-    WHOLE,
     EvenDraws,
     EvenState,
     WeightChange,

@@ -15,7 +15,7 @@ from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, Repea
 from energon_stream.schedule.cost_draws import CostDraws, mean_parts
 from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
 from energon_stream.schedule.slices import SliceTable
-from energon_stream.schedule.weights import EvenDraws, WeightChange, changes_in_stream
+from energon_stream.schedule.weights import UNFORESEEN, EvenDraws, WeightChange, changes_in_stream
 from energon_stream.worker_fields import share_of
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class BlendPlan:
     even: bool = False  # whether draws follow the weights to the sample; see :class:`EvenDraws`
     # Name and hash of the costs of which weights are shares; None for samples.
     unit: tuple[str, str] | None = None
+    foresees: bool = False  # whether even draws foresee changes, but for those that were set under way
+    planned: tuple[WeightChange, ...] | None = None  # ``changes`` before some were set under way
 
     @property
     def is_live(self) -> bool:
@@ -73,7 +75,12 @@ class BlendPlan:
     def with_changes(self, changes: Sequence[WeightChange]) -> BlendPlan:
         """Return the plan with other weights; they replace its own from the first of them on."""
         own = [change for change in self.changes if not changes or change.begin < changes[0].begin]
-        return replace(self, changes=(*own, *changes))
+        planned = self.changes if self.planned is None else self.planned
+        return replace(self, changes=(*own, *changes), planned=planned)
+
+    def of_version(self, version: int | None) -> BlendPlan:
+        """Return the plan with draws as a version had them; None for the newest way."""
+        return replace(self, foresees=self.foresees and version != UNFORESEEN)
 
     def weights_at(self, batch: int) -> tuple[float, ...]:
         """Return the weights that hold at a batch of the job."""
@@ -210,19 +217,23 @@ def build_schedule(
 def _even_draws(plan: BlendPlan, num_streams: int, stream: int, dealt_to: int) -> EvenDraws | CostDraws:
     """Return the draws that a stream has together with all streams that have samples of the same sources."""
     streams: Sequence[int] = range(num_streams)
-    weights = [WeightChange(0, plan.weights), *plan.changes]
+    first, planned = WeightChange(0, plan.weights), plan.changes if plan.planned is None else plan.planned
+    weights, foreseen = [first, *plan.changes], [first, *planned] if plan.foresees else []
     if any(leaf.num_samples < num_streams for leaf in leaves(plan)):
         has = np.diff(np.array([bounds for _, bounds in _all_bounds(plan, num_streams)]), axis=1) > 0
         sizes = [len(list(leaves(child))) for child in plan.children]
         mine = np.array([part.any(axis=0) for part in np.split(has, np.cumsum(sizes)[:-1])])
         mine = mine[:, [share_of(each, num_streams, dealt_to) for each in streams]]
         streams = np.flatnonzero((mine == mine[:, [stream]]).all(axis=0)).tolist()
-        weights = [
-            change._replace(weights=tuple(np.where(mine[:, stream], change.weights, 0.0).tolist()))
-            for change in weights
-        ]
+        weights, foreseen = (
+            [
+                change._replace(weights=tuple(np.where(mine[:, stream], change.weights, 0.0).tolist()))
+                for change in each
+            ]
+            for each in (weights, foreseen)
+        )
     if plan.unit is None:
-        return EvenDraws(weights, streams, stream, num_streams, plan.per_batch)
+        return EvenDraws(weights, streams, stream, num_streams, plan.per_batch, foreseen)
     costs = [np.ones(1) if leaf.costs is None else leaf.costs for leaf in leaves(plan)]
     means = mean_parts(costs)
     by_mean = [
@@ -252,6 +263,8 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     weights: list[Any] = list(plan.weights)
     changes = [[change.begin, *change.weights] for change in plan.changes]
     draws: dict[str, Any] = {"draws": "even"} if plan.even else {}
+    if plan.foresees:
+        draws["foresees"] = True
     if plan.unit is not None:
         draws["unit"] = list(plan.unit)
     return {"blend": children, "weights": weights + changes, **draws}

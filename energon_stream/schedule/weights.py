@@ -13,20 +13,19 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from itertools import zip_longest
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import ConfigError
+from energon_stream.schedule.foresight import WHOLE, Drawn, Foresight
 
-WHOLE = 1 << 48  # parts of a draw: shares are rounded to these, so a billion draws are right to 1e-5 of one
+UNFORESEEN = 0
+"""Version of even draws that foresee no changes, which states and records of runs may have."""
 _ANEW = 1024  # rounds that are drawn again where draws are counted anew
 _KNOWN = 2048  # rounds that are kept: what is taken ahead is counted again when it is consumed
-
-
-Drawn: TypeAlias = tuple[tuple[int, int], ...]
-"""How many of some draws each source has; or each source's share, in parts of ``WHOLE``."""
 
 EvenState: TypeAlias = tuple[tuple[int, ...], ...]
 """Where even draws stand; see :class:`EvenDraws`."""
@@ -80,7 +79,8 @@ class EvenDraws:
     In a *round*, each stream draws a batch. At the end of a round, the draws of all streams are, for each
     source, within one of its share. Of the sources whose share has begun another sample, those come whose
     share ends it first (R. Tijdeman: "The chairman assignment problem", 1980). What a source is behind is
-    carried over changes of the weights.
+    carried over changes of the weights. ``planned`` changes are foreseen (:class:`Foresight`); others, which
+    are set under way, are not.
 
     Which stream has which of a round's draws: the streams are halved, and each source's draws with them,
     the odd ones to the half that is behind, until a stream is alone. So each stream follows the weights, too.
@@ -96,6 +96,7 @@ class EvenDraws:
         stream: int,
         num_streams: int,
         per_batch: int,
+        planned: Sequence[WeightChange] = (),
     ) -> None:
         self.streams = streams
         self._num_streams, self._per_batch = num_streams, per_batch
@@ -108,6 +109,11 @@ class EvenDraws:
             middle = (begin + end) // 2
             self._ways.append((begin, middle, end))
             begin, end = (begin, middle) if self._own < middle else (middle, end)
+        draws = tuple(per_batch * self._batches(change.begin) for change in planned)
+        shares = tuple(shares_of(change.weights) for change in planned)
+        self._foresight = _foresight(draws, shares) if len(planned) > 1 else None
+        pairs = zip_longest(weights, planned, fillvalue=WeightChange(1 << 62, ()))
+        self._unforeseen = next((min(pair).begin for pair in pairs if pair[0] != pair[1]), math.inf)
         self._start: EvenState = ((0,) * len(weights[0].weights),) * (1 + len(self._ways))
         self._stride = next(n for n in range(per_batch * 5 // 8 + 1, 0, -1) if math.gcd(n, per_batch) == 1)
         self._known: dict[int, tuple[EvenState, list[int], EvenState]] = {}
@@ -142,7 +148,11 @@ class EvenDraws:
         size, own = self._per_batch, list[int]()
         behind, *leads = state
         for begin, end, shares in self._parts(number):
-            drawn, behind = _draw(behind, shares, (end - begin) * size)
+            foresight, at = self._foresight, (number * len(self.streams) + end) * size
+            is_foreseen = number * self._num_streams + self.streams[begin] < self._unforeseen
+            if foresight is None or not is_foreseen or not foresight.is_near(at):
+                foresight, at = None, 0
+            drawn, behind = _draw(behind, shares, (end - begin) * size, foresight, at)
             for level, way in enumerate(self._ways):
                 first, middle, last = (
                     way
@@ -165,6 +175,11 @@ class EvenDraws:
         after = behind, *leads
         self._known[number] = state, own, after
         return own, after
+
+    def _batches(self, batch: int) -> int:
+        """Return how many batches these streams have before one of the job."""
+        number, stream = divmod(batch, self._num_streams)
+        return number * len(self.streams) + bisect_left(self.streams, stream)
 
     def _parts(self, number: int) -> Iterator[tuple[int, int, Drawn]]:
         """Yield places of streams and their shares in a round: weights may change within it."""
@@ -193,9 +208,16 @@ def shares_of(weights: Sequence[float]) -> Drawn:
 # Streams of a process draw the same rounds together, and halves of few draws are alike in many rounds.
 
 
+@lru_cache(16)
+def _foresight(draws: tuple[int, ...], shares: tuple[Drawn, ...]) -> Foresight:
+    return Foresight(draws, shares)
+
+
 @lru_cache(4096)
-def _draw(behind: tuple[int, ...], shares: Drawn, count: int) -> tuple[Drawn, tuple[int, ...]]:
-    """Return how many of some draws each source has, and what each is behind then."""
+def _draw(
+    behind: tuple[int, ...], shares: Drawn, count: int, foresight: Foresight | None, at: int
+) -> tuple[Drawn, tuple[int, ...]]:
+    """Return how many of some draws, up to the one ``at``, each source has, and what each is behind then."""
     drawn, left, waiting, after = {}, count, [], list(behind)
     for source, share in shares:
         whole, rest = divmod(behind[source] + count * share, WHOLE)
@@ -203,7 +225,8 @@ def _draw(behind: tuple[int, ...], shares: Drawn, count: int) -> tuple[Drawn, tu
             whole, rest = 0, rest + whole * WHOLE
         drawn[source], after[source], left = whole, rest, left - whole
         # Of those whose share has begun a sample, the one comes first that ends it first.
-        waiting.append((rest <= 0, (rest - WHOLE) // -share, source))
+        due = foresight.end(source, WHOLE - rest, at) if foresight else (rest - WHOLE) // -share
+        waiting.append((rest <= 0, due, source))
     more = 1 if left > 0 else -1
     waiting.sort(reverse=left < 0)
     while left:  # mostly once

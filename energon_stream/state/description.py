@@ -5,7 +5,8 @@ Five hashes tell one dataset from another, and say which part differs::
     "fingerprint": {"data": shards and their counts, "order": shuffling, slices, blending without weights,
                     "weights": of all blends, "pipeline": operators without weights,
                     "content": of the samples, as far as it is known,
-                    "loads": what a load function of planned packs returns, if there is one}
+                    "loads": what a load function of planned packs returns, if there is one,
+                    "draws": of the version of even draws, which the first one lacks}
 
 States of earlier versions lack the content, and the identities of :mod:`energon_stream.state.identity`. Then
 the numbers of shards, a column of :mod:`energon_stream.schedule.packed`, tell whether a dataset grew: the
@@ -32,7 +33,16 @@ import numpy as np
 
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers, is_reader_config
-from energon_stream.schedule import damaged, is_count, pack_columns, reading, shown, unpack_columns
+from energon_stream.schedule import (
+    UNFORESEEN,
+    BlendPlan,
+    damaged,
+    is_count,
+    pack_columns,
+    reading,
+    shown,
+    unpack_columns,
+)
 from energon_stream.state.identity import (
     IDENTITIES,
     Matching,
@@ -56,8 +66,9 @@ PARTS = {
     "pipeline": "the pipeline (batch size, operators, functions)",
     "content": "the samples",
     "loads": "what the load function of planned packs returns",
+    "draws": "the version of even draws",
 }
-_OPTIONAL = ("content", "loads")  # earlier versions lack them, and "loads" is of load functions alone
+_OPTIONAL = ("content", "loads", "draws")  # earlier versions lack them, and most pipelines the last two
 _PACK_OPTIONS = {"costs": "a hash of the costs", "step": "global_batch_size"}
 _ORDER_OPTIONS = {
     "max_samples_per_sequence": "max_samples_per_sequence",
@@ -80,6 +91,12 @@ class Description:
     # Versions of planned packs before this one, by the fingerprints of the order with them.
     earlier_packs: Mapping[str, int] = field(default_factory=dict)
     may_divide: bool = False  # whether batches may have become shorter, as Megatron-Energon allows
+
+    def earlier_version(self, saved: Mapping[str, str]) -> int | None:
+        """Return the version of plans that a fingerprint has; None for the present one, or another order."""
+        if "draws" in self.prints and "draws" not in saved:
+            return UNFORESEEN
+        return self.earlier_packs.get(saved.get("order", ""))
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
         """Return, in words, the parts of the fingerprint in which a state differs."""
@@ -174,7 +191,7 @@ def _split(config: Mapping[str, Any], readers: Sequence[Mapping[str, Any]]) -> d
             # The contract of config(): weights beside these keys may differ when a run continues.
             if "weights" in node and ("blend" in node or "datasets" in node):
                 weights.append(node["weights"])
-                node = {key: value for key, value in node.items() if key != "weights"}
+                node = {key: value for key, value in node.items() if key not in ("weights", "foresees")}
             return {key: strip(value) for key, value in node.items()}
         return [strip(value) for value in node] if isinstance(node, (list, tuple)) else node
 
@@ -217,6 +234,8 @@ def describe(dataset: SavableDataset[Any], *, again: bool = False) -> Descriptio
     prints = {name: _hash(part).hex() for name, part in parts.items()}
     if loads := [plan.loads for plan in plans if plan.loads is not None]:
         prints["loads"] = _hash(loads).hex()
+    if any(isinstance(reader.plan, BlendPlan) and reader.plan.foresees for reader in opened):
+        prints["draws"] = _hash("foreseen").hex()
     if opened:
         prints["content"] = hash_content([(reader, reader.shards) for reader in opened])
     kept = json.loads(text) if len(text) <= _MOST_OPTIONS else None

@@ -27,6 +27,8 @@ from energon_stream.errors import (
     StepPassedError,
     WeightsError,
 )
+from energon_stream.pipeline.reader_dataset import find_readers
+from energon_stream.schedule import UNFORESEEN
 from energon_stream.state import dumps, loads, with_digest
 
 STREAMS = 12
@@ -331,6 +333,44 @@ def test_weights_follow_their_sources_to_other_places(folder, draws, order):
         again = open_mix(order)
         again.restore_state_rank(moved.save_state_rank())
         assert step([again], 9) == step([moved], 9)
+
+
+@pytest.mark.parametrize("made", [6, 8, 13])
+def test_even_draws_take_weights_from_the_first_round_that_no_stream_has_begun(folder, made):
+    """Before, streams that had begun the round, and those that had not, counted on by other weights."""
+    options = {"streams": 4, "batch_size": 1, "draws": "even"}
+    first = -(-made // 4) * 4
+    alone, loader = open_loader(mix(folder), **options), open_loader(mix(folder), **options)
+    alone.set_weights(CHANGE, at_step=first)
+    got = step([loader], made)
+    if made < first:
+        with pytest.raises(StepPassedError, match=f"first step possible is {first}"):
+            loader.set_weights(CHANGE, at_step=first - 1)
+    loader.set_weights(CHANGE)
+    assert got + step([loader], 40 - made) == step([alone], 40)
+
+
+@pytest.mark.parametrize("saved_at", [2, 30])
+def test_states_of_even_draws_that_foresaw_nothing_go_on_with_theirs(folder, saved_at):
+    """Some streams have not begun in the first one. Fingerprints are those of the version before."""
+    path = mix(folder, "unforeseen", a={0: 9, 16: 0}, b={0: 4, 16: 1}, c={0: 2, 16: 5, 40: 1})
+    options = {"streams": 4, "draws": "even", "shuffle_buffer_size": 1}
+    earlier = open_loader(path, **options)
+    for _, reader in find_readers(earlier.dataset):
+        reader.plan_as(UNFORESEEN)
+    expected = step([earlier], 60)
+    assert expected != step([open_loader(path, **options)], 60)
+    loader = open_loader(path, **options)
+    loader.restore_state_rank(None)
+    loader._plan_as(UNFORESEEN)
+    got = step([loader], saved_at)
+    state = loads(dumps(loader.save_state_rank()))
+    assert "draws" not in state["fingerprint"]
+    for world in (1, 2):
+        others = [open_loader(path, rank, world, **options) for rank in range(world)]
+        for each in others:
+            each.restore_state_global([state])
+        assert got + step(others, (60 - saved_at) // world) == expected
 
 
 def test_a_step_that_is_over_or_chosen_is_named_with_the_first_possible(folder):

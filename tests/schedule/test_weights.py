@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from repetitions import examples
 
@@ -34,12 +34,12 @@ changes = st.dictionaries(st.integers(0, 90), weights, max_size=4).map(
 )
 
 
-def plan_of(base, later=(), per_batch=1, even=False, samples=(30, 17, 5)):
+def plan_of(base, later=(), per_batch=1, even=False, samples=(30, 17, 5), foresees=False):
     order = OrderSpec(4, 8, 2, 1)
     children = tuple(
         RepeatPlan(LeafPlan(number, np.array([0, size]), order)) for number, size in enumerate(samples)
     )
-    return BlendPlan(children, base, tuple(later), per_batch, even)
+    return BlendPlan(children, base, tuple(later), per_batch, even, foresees=foresees)
 
 
 def pairs(refs):
@@ -120,6 +120,46 @@ def test_64_streams_do_not_draw_alike(per_batch):
     assert max(behind(plan, 64, 24)) <= 1 + 1e-9
     plan = plan_of((1.0, 1.0), ramp((1, 1), (3, 1), 0, 4096, 64), 1, True, (900, 900))
     assert max(behind(plan, 64, 64)) < 2
+
+
+@examples(30)
+@example([(10.0, 5.0, 5.0, 1.0, 1.0), (1e-4, 1e-4, 1e-4, 2.0, 2.0)], [6, 1, 1, 1, 1], 1, 3, False)
+@given(
+    st.integers(2, 12).flatmap(
+        lambda size: st.lists(
+            st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1.0)), min_size=size, max_size=size)
+            .filter(any)
+            .map(tuple),
+            min_size=2,
+            max_size=6,
+        )
+    ),
+    st.lists(st.integers(1, 12), min_size=5, max_size=5),
+    st.sampled_from([1, 3, 64]),
+    st.integers(1, 6),
+    st.booleans(),
+)
+def test_planned_changes_are_foreseen(weights, rounds, streams, per_batch, is_ramp):
+    """The first one made a source 1.32 samples late. Counted by fractions, batch by batch."""
+    begins = np.cumsum([0, *rounds])[: len(weights)] * streams + streams // 3
+    changes = [WeightChange(int(at), each) for at, each in zip(begins[1:], weights[1:], strict=True)]
+    if is_ramp:
+        changes = list(ramp(weights[0], weights[-1], int(begins[0]), int(begins[-1]), 16))
+        changes = [each for each in changes if any(each.weights)]
+    plan = plan_of(weights[0], changes, per_batch, True, (900,) * len(weights[0]), foresees=True)
+    most = 1 if all(map(all, weights)) else 1.5  # where sources come and go, no order was proven
+    assert behind(plan, streams, 24)[0] <= most + 1e-9
+
+
+def test_draws_before_weights_that_are_set_under_way_do_not_know_them():
+    planned = plan_of((3.0, 1.0, 1.0), [WeightChange(40, (1.0, 0.0, 2.0))], 2, True, foresees=True)
+    told = planned.with_changes([WeightChange(36, (0.0, 1.0, 5.0))])
+    before, after = (
+        pairs(schedule.take(schedule.begin(), 40)[0])
+        for schedule in (build_schedule(each, num_streams=4, stream=1, key=1) for each in (planned, told))
+    )
+    assert before[:18] == after[:18]
+    assert {leaf for leaf, _ in after[18:]} == {1, 2}
 
 
 def test_streams_without_some_source_follow_the_weights_of_those_they_have():
