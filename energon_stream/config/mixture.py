@@ -130,8 +130,7 @@ class Mixture:
         if isinstance(plan, BlendPlan):
             even = self.unit is not None or (draws or self.items[0].draws) == "even"
             foresees = even and self.unit is None and self.packing is None
-            options = {"per_batch": self.per_batch, "unit": self.unit}
-            plan = replace(plan, even=even, foresees=foresees, **options)
+            plan = replace(plan, per_batch=self.per_batch, even=even, unit=self.unit, foresees=foresees)
         if self.packing is not None and isinstance(plan, BlendPlan) and plan.changes:
             raise ConfigError(
                 "planned packing mixes with one weight for each dataset",
