@@ -44,7 +44,7 @@ from energon_stream.state import (
     with_digest,
 )
 from energon_stream.state.change import continue_state
-from energon_stream.state.description import Description, describe
+from energon_stream.state.description import Description, describe, plan_as
 from energon_stream.state.rank import peek_streams
 from energon_stream.state.streams import peek_streams_of
 from energon_stream.worker import WorkerConfig
@@ -170,6 +170,10 @@ class SavableDataLoader(BasicDataLoader[T]):
     @cached_property
     def _description(self) -> Description:
         return describe(self.dataset)
+
+    def _begin_session(self) -> None:
+        self._plan_as(self._plans)  # another loader of the dataset may have restored an earlier state
+        super()._begin_session()
 
     def _prepare(self) -> None:
         if waits()[1] and not self._has_agreed:
@@ -303,10 +307,8 @@ class SavableDataLoader(BasicDataLoader[T]):
 
     def _plan_as(self, version: int | None) -> None:
         """Plan packs and draws as a version did; None for the newest way."""
-        if version != self._plans:
-            self._plans = version
-            for _, reader in find_readers(self.dataset):
-                reader.plan_as(version)
+        self._plans = version
+        if plan_as(self.dataset, version):
             vars(self).pop("_description", None)
 
     def _restore(self, state: dict[str, Any] | bytes, chosen: OnChange) -> None:

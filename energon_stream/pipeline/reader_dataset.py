@@ -237,8 +237,8 @@ class ReaderDataset(SavableDataset[Any]):
         stream before, if given, choose the weights that hold from there on.
         """
         config = self.worker_config
-        if (packing := self.packing) is not None:
-            packs = self._packs.map((path, packing), lambda: packing.of_job(self.plan, config, path))
+        if (given := self.packing) is not None:
+            packs = self._packs.map((path, given.spec.chapter), lambda: given.of_job(self.plan, config, path))
             return PackedSchedule(packs, stream)
         plan = self.plan if then is None else self.plan_of(then)
         if changes and isinstance(plan, BlendPlan):

@@ -163,7 +163,7 @@ class Planner:
             located=self.located + located,
             taken=np.concatenate([self.taken, none]),
             places=np.concatenate([self.places, none]),
-            ends=self.ends if ended is None else (*self.ends, (end, ended)),
+            ends=self.ends if ended is None or end == self.ranges else (*self.ends, (end, ended)),
         )
 
     def opening_with(self, samples: int) -> Planner:

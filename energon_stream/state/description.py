@@ -1,6 +1,6 @@
 """The description of a dataset that states hold.
 
-Five hashes tell one dataset from another, and say which part differs::
+Hashes tell one dataset from another, and say which part differs::
 
     "fingerprint": {"data": shards and their counts, "order": shuffling, slices, blending without weights,
                     "weights": of all blends, "pipeline": operators without weights,
@@ -205,6 +205,16 @@ def fingerprint(config: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] 
     """Hash a dataset's description in parts."""
     parts = _split(config, earlier or _readers(config))
     return {name: _hash(part).hex() for name, part in parts.items()}
+
+
+def plan_as(dataset: SavableDataset[Any], version: int | None) -> bool:
+    """Plan packs and draws as a version did, None for the newest way; return whether that is another one."""
+    is_new = False
+    for _, reader in find_readers(dataset):
+        before = reader.packing, reader.plan
+        reader.plan_as(version)
+        is_new |= (reader.packing, reader.plan) != before
+    return is_new
 
 
 def describe(dataset: SavableDataset[Any], *, again: bool = False) -> Description:

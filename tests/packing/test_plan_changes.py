@@ -1,6 +1,7 @@
 """What differs from a state's plan is refused when it is restored, what fits no pack when it is opened."""
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -56,6 +57,21 @@ def goes_on(state, path, **options):
     found = [next(batches)[0] for _ in range(20)]
     loader.close()
     return found
+
+
+@dataclass
+class Squares:
+    """An instance that cannot be hashed, as those of any dataclass."""
+
+    factor: float
+
+    def __call__(self, lengths):
+        return self.factor * quadratic()(lengths)
+
+
+def test_a_load_may_be_an_object_without_a_hash(root):
+    path = str(root / "texts")
+    assert taken(opened(path, load=Squares(2.0)), 20) == taken(opened(path, load=quadratic()), 20)
 
 
 def test_a_state_knows_what_its_load_function_returns(root):

@@ -64,6 +64,21 @@ def test_a_loader_that_refuses_such_a_state_plans_as_before(path):
     assert next(iter(loader))[0] == expected
 
 
+def test_loaders_of_one_dataset_plan_as_their_own_states_say(path):
+    (expected,), newest = going_on(path, None, 1)
+    (earlier,), _ = going_on(path, [EARLIER], 1)
+    dataset = opened(path, 0, 1, overlong="error")
+    before, last = get_savable_loader(dataset), get_savable_loader(dataset)
+    _ = before.save_state_rank()
+    with get_savable_loader(dataset) as loader:
+        loader.restore_state_rank(EARLIER)
+        assert next(iter(loader))[0] == earlier
+    assert next(iter(before))[0] == expected
+    assert before.save_state_rank()["fingerprint"] == newest[0]["fingerprint"]
+    last.restore_state_rank(newest[0])
+    assert next(iter(last))[0] == going_on(path, newest, 1)[0][0]
+
+
 def test_states_of_several_costs_go_on_with_their_packs(path):
     numbers = np.arange(2000)
     compute_costs(path, "patches", values=np.where(numbers % 97 == 0, 60, numbers * 104729 % 5))

@@ -60,6 +60,15 @@ limits = st.builds(
 )
 
 
+def test_a_window_whose_samples_are_all_left_out_holds_nothing_up():
+    limits = PlanLimits(2, 2, 20, 20, 10**6, 10**6, 0, 10**6, is_shared=True, windows=1)
+    opening, others = ([[(0, 100 * number, 8)] for number in numbers] for numbers in (range(2), range(2, 22)))
+    planned = Planner(limits).add(located(opening)).plan()
+    assert planned is not None
+    planner = planned[1].add(Located.none(), (0, 0))
+    assert planner.add(located(others), (0, 1)).has_enough(is_all=False)
+
+
 @examples(100)
 @given(references, limits, st.integers(1, 3), *2 * [st.lists(st.integers(1, 60), max_size=6)])
 def test_windows_in_pieces_make_no_difference(rows, limit, together, ends, cuts):
