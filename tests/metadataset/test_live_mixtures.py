@@ -27,7 +27,6 @@ from energon_stream.errors import (
     StepPassedError,
     WeightsError,
 )
-from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.schedule import UNFORESEEN
 from energon_stream.state import dumps, loads, with_digest
 
@@ -350,19 +349,21 @@ def test_even_draws_take_weights_from_the_first_round_that_no_stream_has_begun(f
     assert got + step([loader], 40 - made) == step([alone], 40)
 
 
+def of_before(loader):
+    """The loader with even draws that foresee nothing."""
+    loader.restore_state_rank(None)
+    loader._plan_as(UNFORESEEN)
+    return loader
+
+
 @pytest.mark.parametrize("saved_at", [2, 30])
 def test_states_of_even_draws_that_foresaw_nothing_go_on_with_theirs(folder, saved_at):
     """Some streams have not begun in the first one. Fingerprints are those of the version before."""
     path = mix(folder, "unforeseen", a={0: 9, 16: 0}, b={0: 4, 16: 1}, c={0: 2, 16: 5, 40: 1})
     options = {"streams": 4, "draws": "even", "shuffle_buffer_size": 1}
-    earlier = open_loader(path, **options)
-    for _, reader in find_readers(earlier.dataset):
-        reader.plan_as(UNFORESEEN)
-    expected = step([earlier], 60)
+    expected = step([of_before(open_loader(path, **options))], 60)
     assert expected != step([open_loader(path, **options)], 60)
-    loader = open_loader(path, **options)
-    loader.restore_state_rank(None)
-    loader._plan_as(UNFORESEEN)
+    loader = of_before(open_loader(path, **options))
     got = step([loader], saved_at)
     state = loads(dumps(loader.save_state_rank()))
     assert "draws" not in state["fingerprint"]
