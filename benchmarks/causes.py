@@ -1,4 +1,4 @@
-"""What binds figures whose rows name no cause, by row and figure; ``report.py`` shows it beside the goals."""
+"""The causes of figures that are short of their goals, by row and figure; ``report.py`` shows them."""
 
 from __future__ import annotations
 

@@ -88,8 +88,10 @@ class PackedSchedule:
     def rest_of_window(self, cursor: PackCursor) -> tuple[tuple[int, int], list[int]]:
         """Return the pass and window of the next references, and how many end each of its packs."""
         cursor, own = self._at(cursor)
-        ends = [] if own is None else [end - self._first(cursor, own) for end in own.ends[cursor.pack :]]
-        return cursor[:2], ends
+        if own is None:
+            return cursor[:2], []
+        first = self._first(cursor, own)
+        return cursor[:2], [end - first for end in own.ends[cursor.pack :]]
 
     def pack_ends(self, packs: int) -> list[int]:
         """Return the references up to the end of each of the first packs; of fewer, if the pass has fewer."""

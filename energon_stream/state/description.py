@@ -208,13 +208,13 @@ def fingerprint(config: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] 
 
 
 def plan_as(dataset: SavableDataset[Any], version: int | None) -> bool:
-    """Plan packs and draws as a version did, None for the newest way; return whether that is another one."""
-    is_new = False
+    """Plan packs and draws as a version did, None for the newest way; return whether any plan changed."""
+    has_changed = False
     for _, reader in find_readers(dataset):
         before = reader.packing, reader.plan
         reader.plan_as(version)
-        is_new |= (reader.packing, reader.plan) != before
-    return is_new
+        has_changed |= (reader.packing, reader.plan) != before
+    return has_changed
 
 
 def describe(dataset: SavableDataset[Any], *, again: bool = False) -> Description:
