@@ -1,7 +1,8 @@
 """Measures the cost of copies to a GPU for a step: with ``prefetch_to_device``, and copied in the step.
 
-Needs a CUDA device. Batches of 64 images of 3 x 384 x 384 float32 (113 MB) come from four workers; the step
-is products of matrices for about 110 ms. Prints medians of the steps of interleaved rounds.
+Batches of 64 images of 3 x 384 x 384 float32 (113 MB) come from four workers; the step is products of
+matrices for about 110 ms. Prints medians of the steps of interleaved rounds. Without CUDA, nothing is copied
+and small matrices are multiplied on the CPU: a trial.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from energon_stream import DefaultTaskEncoder, WorkerConfig, get_savable_loader,
 from energon_stream.integrations.device import prefetch_to_device
 from energon_stream.testing.datasets import prepared_captioning_dataset
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SIDE = 8192 if DEVICE == "cuda" else 64
+
 
 class Pictures(DefaultTaskEncoder):
     """Gives each sample a picture of the usual size."""
@@ -36,7 +40,7 @@ class Pictures(DefaultTaskEncoder):
 def moved(loader: Any) -> Iterator[Any]:
     """Copy each batch when the step wants it."""
     for batch in loader:
-        yield {name: value.to("cuda") for name, value in batch.items()}
+        yield {name: value.to(DEVICE) for name, value in batch.items()}
 
 
 def resident(loader: Any) -> Iterator[Any]:
@@ -46,16 +50,21 @@ def resident(loader: Any) -> Iterator[Any]:
         yield batch
 
 
+def wait() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def timed(batches: Iterator[Any], step: Callable[[Any], None], steps: int) -> float:
     """Return the median seconds of a step, the wait for its batch included."""
     taken = []
     for batch in islice(batches, 3):
         step(batch)
-    torch.cuda.synchronize()
+    wait()
     for _ in range(steps):
         begin = time.perf_counter()
         step(next(batches))
-        torch.cuda.synchronize()
+        wait()
         taken.append(time.perf_counter() - begin)
     return statistics.median(taken)
 
@@ -66,7 +75,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=25)
     options = parser.parse_args()
-    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    matrix = torch.randn(SIDE, SIDE, device=DEVICE, dtype=torch.bfloat16)
 
     def step(batch: Any) -> None:
         batch["image"].sum()
@@ -88,7 +97,7 @@ def main() -> None:
                     task_encoder=Pictures(),
                 )
                 loader = get_savable_loader(dataset)
-                batches = iter(prefetch_to_device(loader, "cuda")) if way is None else way(loader)
+                batches = iter(prefetch_to_device(loader, DEVICE)) if way is None else way(loader)
                 found[name].append(timed(batches, step, options.steps))
                 loader.close()
     for name, seconds in found.items():

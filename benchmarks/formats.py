@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -177,6 +178,8 @@ def measure(row: str, folder: str, server: S3Server, given: argparse.Namespace) 
     make, place = ROWS[name]
     options = server.storage_options if name != row else None
     python = given.datasets if make is hugging_face else sys.executable
+    if shutil.which(python) is None:
+        return f"there is no {python}"
     path = f"s3://b/{place}" if options else f"{folder}/{place}"
     server.reset_counters()
     done = subprocess.run(

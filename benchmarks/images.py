@@ -4,7 +4,7 @@
 
 JPEGs as ``datasets.photo`` makes them lie in memory. Rounds are interleaved and figures are medians, of CPU
 time of the process where one process decodes, and of wall time where two do. Backends whose package cannot be
-imported are left out.
+imported are left out, and so is the one that leaves the decoding to a GPU.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from energon_stream.errors import MissingPackageError
 FILES_AT_256 = 64
 """Different JPEGs of 256 x 256; of larger sides there are fewer."""
 
+BACKENDS = [name for name in IMAGE_BACKENDS if name != "nvjpeg"]
+"""Those that decode in the process that asks them to."""
+
 MODES = ("torchrgb8", "torchrgb", "pil")
 LANES = 2
 
@@ -35,7 +38,7 @@ Decode = Callable[[bytes], object]
 def decoders(**options) -> dict[str, Decode]:
     """Return a function for each backend that can be used."""
     found: dict[str, Decode] = {}
-    for backend in IMAGE_BACKENDS:
+    for backend in BACKENDS:
         try:
             decoder = SampleDecoder(image_backend=backend, **options)
         except MissingPackageError:

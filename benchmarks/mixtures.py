@@ -102,14 +102,15 @@ def furthest(batches, told, first):
 
 
 def uneven(batches):
-    """Sources in streams where a sample came twice more than another, or never."""
+    """Sources in streams where a sample came more than once more than another."""
     found = []
     for stream in range(STREAMS):
         counted = Counter(text for batch in batches[stream::STREAMS] for text in batch)
         for name, size in SOURCES.items():
             times = [count for text, count in counted.items() if text[0] == name]
-            if len(times) < size or max(times) - min(times) > 1:
-                found.append((stream, name, len(times), min(times), max(times)))
+            least = min(times) if len(times) == size else 0
+            if max(times) - least > 1:
+                found.append((stream, name, len(times), least, max(times)))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Milliseconds that saving a rank's state takes in the main process; the table of docs/state.md."""
+"""Milliseconds that saving a rank's state takes in the main process; quoted by docs/benchmarks/state.md."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ from typing import Any
 import msgpack
 import numpy as np
 from datasets import photo
+from images import BACKENDS
 from PIL import Image
 
 from energon_stream import DefaultTaskEncoder, SampleDecoder, WorkerConfig, get_loader, get_train_dataset
-from energon_stream.decode.jpeg import IMAGE_BACKENDS
 from energon_stream.errors import MissingPackageError
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import CRUDE_YAML, write_shards
@@ -117,7 +117,7 @@ def encoded() -> dict[str, tuple[SampleDecoder, bytes]]:
     """Return a file, and its decoder, of each kind."""
     pixels = np.asarray(Image.open(io.BytesIO(photo(3, 512))))
     found: dict[str, tuple[SampleDecoder, bytes]] = {}
-    for backend in IMAGE_BACKENDS:
+    for backend in BACKENDS:
         try:
             found[f"jpg ({backend})"] = SampleDecoder("torchrgb8", image_backend=backend), photo(3, 512)
         except MissingPackageError:

@@ -18,7 +18,7 @@ if __name__ == "__main__":
     figure, panels = plt.subplots(1, 2, figsize=(9, 2.6), sharey=True)
     titles = ("each rank packs for itself", "planned for all ranks")
     for panel, title, loads in zip(
-        panels, titles, (first_fit_per_rank(lengths)[0], planned(lengths, 1)[0][0]), strict=True
+        panels, titles, (first_fit_per_rank(lengths)[0][0], planned(lengths, 1)[0][0]), strict=True
     ):
         panel.bar(range(len(loads)), loads / loads.mean(), width=1.0)
         panel.axhline((loads / loads.mean()).max(), color="black", linewidth=0.8)
