@@ -4,6 +4,7 @@ A simulation of a plan that the library does not have. Each stream keeps candida
 window of eight steps, or at least some number, and packs the oldest with those whose loads come nearest to
 targets that all streams share: what all candidates have in the mean. Streams drift apart in samples, and not
 in loads. Samples never end, which is kinder than a pass.
+``python benchmarks/own_packs.py finevideo`` prints this for one set.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def main():
     print(
         "| set | packs a rank | candidates | mean of steps | worst step | fill |\n|---|--:|--:|--:|--:|--:|"
     )
+    kinds = [kind for kind in KINDS if kind.__name__ in sys.argv[1:]] or KINDS
     for each, candidates in ((1, 0), (1, 400), (2, 0), (4, 0), (8, 0)):
-        for kind in KINDS:
+        for kind in kinds:
             row(kind, each, candidates)
 
 

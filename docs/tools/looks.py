@@ -2,6 +2,7 @@
 
 Writes ``docs/pictures/*.png``: the screens of ``plan``, ``top``, ``bench``, ``doctor``, ``browse``, printed
 batches and statistics, and pages of the site that ``make docs`` built; wide and narrow, light and dark.
+A NAME is the first word of some of these: ``plan``.
 """
 
 from __future__ import annotations
@@ -73,12 +74,9 @@ with get_loader(dataset) as loader:
 class Studio:
     """Keeps what it photographs as small PNG files."""
 
-    def __init__(self, tab, folder: Path, wanted: list[str]) -> None:
-        self._tab, self.folder, self._wanted = tab, folder, wanted
+    def __init__(self, tab, folder: Path) -> None:
+        self._tab, self.folder = tab, folder
         folder.mkdir(parents=True, exist_ok=True)
-
-    def wants(self, name: str) -> bool:
-        return not self._wanted or any(name.startswith(each) for each in self._wanted)
 
     async def take(self, name: str, url: str, size=WIDE, *, dark=False, whole=True, ready="true") -> None:
         """Write a picture of a page."""
@@ -313,23 +311,26 @@ async def look_at_site(studio: Studio, tmp: Path) -> None:
         )
 
 
+LOOKS = {
+    "plan": look_at_plan,
+    "top": look_at_top,
+    "bench": look_at_bench,
+    "browse": look_at_browse,
+    "print": look_at_printed,
+    "site": look_at_site,
+}
+
+
 async def main(folder: Path, wanted: list[str]) -> None:
-    looks = {
-        "plan": look_at_plan,
-        "top": look_at_top,
-        "bench": look_at_bench,
-        "browse": look_at_browse,
-        "print": look_at_printed,
-        "site": look_at_site,
-    }
+    if not LOOKS.keys() >= set(wanted):
+        sys.exit(f"a NAME is one of {', '.join(LOOKS)}")
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         async with open_tab() as tab:
-            studio = Studio(tab, folder, wanted)
-            for each, look in looks.items():
-                if studio.wants(each):
-                    (Path(name) / each).mkdir()
-                    with contextlib.chdir(Path(name) / each):
-                        await look(studio, Path(name) / each)
+            studio = Studio(tab, folder)
+            for each in wanted or LOOKS:
+                (Path(name) / each).mkdir()
+                with contextlib.chdir(Path(name) / each):
+                    await LOOKS[each](studio, Path(name) / each)
 
 
 if __name__ == "__main__":
