@@ -63,6 +63,7 @@ SMALLEST = {
     "docs/tools/mixture_picture.py": [""],
     "docs/tools/packing_picture.py": [""],
     "docs/tools/views_picture.py": [""],
+    "examples/ray/count_words.py": ["DATA/captions"],
     "tests/packing/resumes.py": ["3"],
     "tests/state/mutate_states.py": ["--structured 5 --bytes 5"],
     "tests/state/save_states.py": [str(ROOT)],
@@ -94,9 +95,11 @@ ELSEWHERE = {
 @cache
 def named() -> set[tuple[str, str]]:
     """Return programs and arguments that pages and docstrings name."""
-    folders = (ROOT / name for name in ("benchmarks", "docs", "localstack", "tests"))
+    folders = (ROOT / name for name in ("benchmarks", "docs", "examples", "localstack", "tests"))
     pages = [*ROOT.glob("*.md"), *(path for folder in folders for path in folder.rglob("*.[mp][dy]"))]
-    command = re.compile(r"python ((?:benchmarks|docs/tools|localstack|tests)/[\w/]+\.py)([^`|\n]*)")
+    command = re.compile(
+        r"python ((?:benchmarks|docs/tools|examples/ray|localstack|tests)/[\w/]+\.py)([^`|\n]*)"
+    )
     return {found for path in pages for found in command.findall(path.read_text())}
 
 
@@ -109,7 +112,9 @@ def test_each_program_runs_somewhere() -> None:
     }
     assert found == SMALLEST.keys() | ELSEWHERE.keys()
     for program, place in ELSEWHERE.items():
-        assert Path(program).stem in (ROOT / place).read_text(), f"{place} does not run {program}"
+        text = (ROOT / place).read_text()
+        is_there = program.rpartition("/")[2] in text or f"import {Path(program).stem}\n" in text
+        assert is_there, f"{place} does not run {program}"
 
 
 def test_programs_have_the_options_that_are_named() -> None:
@@ -123,7 +128,7 @@ def test_programs_have_the_options_that_are_named() -> None:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy, because some programs write to pages."""
     folder: Path = tmp_path_factory.mktemp("checkout")
-    for name in ("benchmarks", "docs", "tests"):
+    for name in ("benchmarks", "docs", "examples", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "energon_stream").symlink_to(ROOT / "energon_stream")
     return folder
@@ -131,10 +136,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", SMALLEST)
-def test_it_runs(checkout: Path, program: str) -> None:
+def test_it_runs(checkout: Path, example_data: Path, program: str) -> None:
     if program.endswith("looks.py") and CHROMIUM is None:
         pytest.skip("needs chromium")
     for arguments in SMALLEST[program]:
-        done = children.run(checkout / program, *shlex.split(arguments), cwd=checkout)
+        words = shlex.split(arguments.replace("DATA", str(example_data)))
+        done = children.run(checkout / program, *words, cwd=checkout)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "failed" not in done.stdout, done.stdout
