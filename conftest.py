@@ -221,14 +221,17 @@ def _preloaded_fork_server() -> Iterator[None]:
             yield
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _example_folder(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run doctests of the library where the datasets are."""
-    if not isinstance(request.node, pytest.DoctestItem):
-        yield
-        return
     with inside(*fresh(request)):
         yield
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let doctests alone use this fixture."""
+    if isinstance(item, pytest.DoctestItem):
+        item.fixturenames.append("_example_folder")
 
 
 class Page:

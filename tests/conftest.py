@@ -6,7 +6,9 @@ import contextlib
 import ctypes
 import functools
 import gc
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,8 +124,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_aws_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the developer's AWS settings out of the tests, and the tests off the metadata service."""
+def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What holds for all tests of a process; each fixture that runs by itself costs each test some time.
+
+    The developer's AWS settings are kept out of the tests, and the tests off the metadata service. All
+    clients share one loader of botocore, which keeps the JSON that it has parsed: tests make hundreds of
+    clients, and each would spend most of its time on this. Loaders are noted as they are made.
+    """
     empty = tmp_path_factory.mktemp("aws") / "empty"
     empty.touch()
     with pytest.MonkeyPatch.context() as patch:
@@ -133,17 +140,16 @@ def _no_aws_configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setenv("AWS_CONFIG_FILE", str(empty))
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(empty))
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _models_of_s3_are_parsed_once() -> Iterator[None]:
-    """Let all clients of a process share one loader of botocore, which keeps the JSON that it has parsed.
-
-    Tests make hundreds of clients, and each would spend most of its time on this.
-    """
-    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("botocore.session.create_loader", functools.cache(botocore.loaders.create_loader))
+        if module := sys.modules.get("energon_stream.loader.loader"):
+            make = module.BasicDataLoader.__init__
+
+            @functools.wraps(make)
+            def note(self: Any, *args: Any, **options: Any) -> None:
+                _loaders.add(self)
+                make(self, *args, **options)
+
+            patch.setattr(module.BasicDataLoader, "__init__", note)
         yield
 
 
@@ -155,43 +161,36 @@ def _no_memory_left() -> Iterator[None]:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-@pytest.fixture(autouse=True)
-def _no_clients_left() -> Iterator[None]:
-    """Let go of file systems that fsspec keeps for good, 30 MB of client each: forks of a large process are
-    slow.
-    """
-    yield
-    if "s3fs" in sys.modules:
-        sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
-
-
-@pytest.fixture(scope="session")
-def _loaders() -> Iterator[weakref.WeakSet[Any]]:
-    """The loaders that this process makes."""
-    loaders: weakref.WeakSet[Any] = weakref.WeakSet()
-    with pytest.MonkeyPatch.context() as patch:
-        if module := sys.modules.get("energon_stream.loader.loader"):
-            make = module.BasicDataLoader.__init__
-
-            @functools.wraps(make)
-            def note(self: Any, *args: Any, **options: Any) -> None:
-                loaders.add(self)
-                make(self, *args, **options)
-
-            patch.setattr(module.BasicDataLoader, "__init__", note)
-        yield loaders
+_loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # those that this process made
 
 
 @pytest.fixture(autouse=True)
-def _no_loaders_left(_loaders: weakref.WeakSet[Any]) -> Iterator[None]:
+def _nothing_left() -> Iterator[None]:
     """Close loaders that a test leaves open, and a cycle or a traceback keeps alive: they would go on asking
     a server that is gone, and count for this process beside those of other tests.
+
+    And let go of file systems that fsspec keeps for good, 30 MB of client each: forks of a large process are
+    slow.
     """
     before = weakref.WeakSet(_loaders)
     yield
     for loader in list(_loaders):
         if loader not in before:
             loader.close()
+    if "s3fs" in sys.modules:
+        sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pytest's, which looks at the folders of all tests before: a millisecond, after a thousand."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    path = tmp_path_factory.getbasetemp() / f"{name}-{next(_numbers)}"
+    path.mkdir(mode=0o700)
+    return path
+
+
+_numbers = itertools.count()
 
 
 def _send_late_requests_again(share: float) -> None:
@@ -204,15 +203,12 @@ def _send_late_requests_again(share: float) -> None:
 _send_late_requests_again(0.0)
 
 
-@pytest.fixture(autouse=True)
-def _late_requests(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Send late requests again in tests that are marked ``late_requests``."""
-    is_marked = request.node.get_closest_marker("late_requests") is not None
-    if is_marked:
-        _send_late_requests_again(HEDGED_SHARE)
+@pytest.fixture
+def late_requests() -> Iterator[None]:
+    """Send late requests again, as by default outside of tests."""
+    _send_late_requests_again(HEDGED_SHARE)
     yield
-    if is_marked:
-        _send_late_requests_again(0.0)
+    _send_late_requests_again(0.0)
 
 
 @pytest.fixture

@@ -209,7 +209,7 @@ def read_all(fetcher, store, count=COUNT):
         assert future.result().data == OBJECT[wanted.start : wanted.stop]
 
 
-@pytest.mark.late_requests
+@pytest.mark.usefixtures("late_requests")
 def test_hits_neither_make_requests_late_nor_pay_for_second_ones(s3_server, remote, store, cache, counters):
     """After hundreds of hits of microseconds, answers of 50 ms are as usual as they were."""
     store.remember("key", remote.head("key"))
@@ -227,7 +227,7 @@ def test_hits_neither_make_requests_late_nor_pay_for_second_ones(s3_server, remo
     fetcher.close()
 
 
-@pytest.mark.late_requests
+@pytest.mark.usefixtures("late_requests")
 def test_a_late_download_is_repeated_though_its_bytes_are_claimed(
     s3_server, tmp_bucket, remote, store, cache, counters
 ):

@@ -14,7 +14,7 @@ from energon_stream.storage.attempts import AnswerUnwanted, ScheduledStore
 from energon_stream.storage.managed import ManagedStore
 from energon_stream.testing.s3server import Rule
 
-pytestmark = pytest.mark.late_requests
+pytestmark = pytest.mark.usefixtures("late_requests")
 
 SIZE = 30_000
 COUNT = 600

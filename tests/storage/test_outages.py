@@ -359,7 +359,7 @@ def test_listings_are_tried_again(s3_server, tmp_bucket, transport):
     assert s3_server.counters().requests["LIST"] == 5
 
 
-@pytest.mark.late_requests
+@pytest.mark.usefixtures("late_requests")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_trickling_answer_is_left_and_requested_again(s3_server, tmp_bucket, transport, monkeypatch):
     """Neither a latency is known, nor does the read time-out see it: bytes keep coming."""
