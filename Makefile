@@ -12,7 +12,7 @@ SUITES := test-all types audit interop convert transforms ray megatron framework
 # On a Python without the GIL, which the other suites do not have: make free-threaded PYTHON=python3.14t.
 FREE_THREADED := schedule tar index cache read
 
-.PHONY: demo test unit lint bench bench-release peers $(SUITES) suites interop-environment convert-environment chaos free-threaded release-check clean
+.PHONY: demo test unit lint localstack bench bench-release peers $(SUITES) suites interop-environment convert-environment chaos free-threaded release-check clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -34,7 +34,11 @@ test: lint unit
 
 # The same with all of hypothesis' examples, and with the slow tests; it takes an hour.
 test-all: PROFILE = --hypothesis-profile nightly -m ''
-test-all: lint unit
+test-all: lint localstack unit
+
+# It gets a virtual environment of its own, because it pins botocore, and takes ten CPU-seconds to start.
+localstack: $(VENV)/installed
+	$(BIN)/python localstack/run.py --install-only
 
 # mypy, and pyright on the public interface: the share of it that type checkers of users know, at least 97 %. pyright
 # looks for the package on PYTHONPATH, and not behind the import hook of an editable installation.
@@ -50,12 +54,10 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/python docs/tools/lines.py
 
-# LocalStack gets a virtual environment of its own, because it pins botocore. Tests start many processes, which all
-# compile the package where PYTHONDONTWRITEBYTECODE is set, unless that was done before. pytest compiles tests in a way
-# of its own, in each process, unless it may keep the result for the next run.
+# Tests start many processes, which all compile the package where PYTHONDONTWRITEBYTECODE is set, unless that was done
+# before. pytest compiles tests in a way of its own, in each process, unless it may keep the result for the next run.
 unit: $(VENV)/installed
 	$(BIN)/python -m compileall -q energon_stream tests
-	$(BIN)/python localstack/run.py --install-only
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 4 --dist worksteal $(PROFILE)
 
 bench: $(VENV)/installed

@@ -1,5 +1,6 @@
 """Commands start fast, end cleanly, and speak of flags; progress does not disturb pipes."""
 
+import json
 import re
 import runpy
 import signal
@@ -34,13 +35,30 @@ run()
 """
 
 
+FORKS = """
+import json, os
+import energon_stream.cli.main, energon_stream.index.dataset, energon_stream.pipeline
+ended = []
+for command in json.loads(sys.argv[1]):
+    if not (pid := os.fork()):
+        sys.argv[1:] = command
+        os.dup2(1, 2)
+        run()
+        os._exit(0)
+    ended.append([command, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])])
+print(json.dumps(ended))
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return prepared_captioning_dataset(tmp_path_factory.mktemp("cli") / "data", shards=4, samples_per_shard=3)
 
 
 def test_commands_need_neither_torch_nor_s3fs(folder, tmp_path):
-    """One interpreter each, because what an earlier command imported would hide what a later one imports."""
+    """A process each, because what an earlier command imported would hide what a later one imports; all are
+    forks of one that has imported what they share, where torch and s3fs cannot be imported either.
+    """
     options = {"batch_size": 1, "shuffle_buffer_size": 4, "max_samples_per_sequence": 4}
     loader = get_savable_loader(get_train_dataset(folder, worker_config=WorkerConfig(0, 1, 0), **options))
     next(iter(loader))
@@ -63,18 +81,13 @@ def test_commands_need_neither_torch_nor_s3fs(folder, tmp_path):
         ["checkpoint", "info", str(by_torch)],
         ["cache", "path", "--cache-dir", str(tmp_path / "cache")],
     ]
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", BLOCKED, *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for command in commands
-    ]
-    for command, child in zip(commands, children, strict=True):
-        output = child.communicate()[0]
-        assert child.returncode == 0, f"{command}: {output}"
+    program = BLOCKED.replace("run()\n", FORKS)
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(commands)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    ended = json.loads(done.stdout.splitlines()[-1])
+    assert ended == [[command, 0] for command in commands], done.stdout
 
 
 def test_neither_help_nor_a_wrong_option_of_any_command_imports_what_is_heavy():

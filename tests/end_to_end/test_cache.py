@@ -183,15 +183,16 @@ def test_eight_processes_download_each_byte_once(server, folder, cache):
     assert server.counters().bytes_sent <= 1.01 * tars + 8 * 20_000 + sum(hedged)
 
 
-@pytest.mark.localstack
-def test_prewarm_train_and_replace_on_localstack(localstack, folder, cache, tmp_path):
+@pytest.mark.parametrize("name", [pytest.param("localstack", marks=pytest.mark.localstack), "seaweedfs"])
+def test_prewarm_train_and_replace_on_another_server(request, name, folder, cache, tmp_path):
     """The change is noticed by its ETag; old bytes and new ones are never mixed."""
+    server = request.getfixturevalue(name)
 
     class Place:
-        storage_options = localstack.storage_options
+        storage_options = server.storage_options
         reset_counters = staticmethod(lambda: None)
 
-    localstack.create_bucket("prewarmed")
+    server.create_bucket("prewarmed")
     path = "s3://prewarmed/data"
     store = StoreSpec(path, Place.storage_options).open()
 

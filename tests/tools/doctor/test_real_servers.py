@@ -17,7 +17,7 @@ def folder(tmp_path_factory):
     )
 
 
-@pytest.fixture(params=["localstack", "seaweedfs"])
+@pytest.fixture(params=[pytest.param("localstack", marks=pytest.mark.localstack), "seaweedfs"])
 def server(request):
     return request.getfixturevalue(request.param)
 
@@ -65,6 +65,7 @@ def test_a_wrong_secret_is_named(seaweedfs):
     assert "access" in named["store"].text.lower() or "signature" in named["store"].text.lower()
 
 
+@pytest.mark.localstack
 def test_a_bucket_in_another_region_is_named(localstack):
     options, name = localstack.storage_options, f"doctor-{uuid.uuid4().hex[:8]}"
     client = boto3.client(
