@@ -100,7 +100,7 @@ class WantedBytes:
         self._step, self._chosen = step_samples, chosen
         self._limits = plan_limits(options, self._locators)
         self._ahead = max(1, _CHUNKS_AHEAD // max(1, len(amounts)))
-        self._together = LOADING * options.chunk
+        self._together = LOADING * options.take_of(1)
         config = dataset.worker_config
         self._is_alone = config.num_streams == config.world_size
         skips = any(locator.opening is not locator for locator in self._locators)
