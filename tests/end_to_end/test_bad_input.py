@@ -284,11 +284,15 @@ def test_opening_and_restoring(ground, case):
     check(caught.value, kind, place, hint)
 
 
-@pytest.mark.every(3)
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("case", READING)
-def test_reading(ground, case, workers):
-    ground.workers = workers
+def test_reading(ground, case):
+    check_reading(ground, case)
+
+
+@pytest.mark.every(7)
+@pytest.mark.parametrize("case", READING)
+def test_reading_in_workers(ground, case):
+    ground.workers = 2
     check_reading(ground, case)
 
 

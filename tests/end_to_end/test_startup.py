@@ -121,7 +121,7 @@ def until_served(log, keys, sample_bytes=SAMPLE_BYTES):
     raise AssertionError(f"never read: {+wanted}")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("bucket", ["shards-8", "shards-64", "shards-10000", f"shards-{HUGE}"])
 def test_the_first_batch_costs_its_metadata_its_index_entries_and_its_samples(server, bucket):
     with get_savable_loader(open_dataset(server, bucket, in_flight=1)) as loader:  # in order of urgency

@@ -1,6 +1,7 @@
 """A training job where nothing is there that Linux alone has, as on a laptop with macOS; run as a program.
 
-Workers start by spawn, and so they run the first part of this file as well.
+The first argument is the number of workers of one part. They start by spawn, and so they run the first part
+of this file as well.
 """
 
 import builtins
@@ -82,7 +83,7 @@ def main():
             remote = {"url": "s3://bucket/captions", "storage_options": server.storage_options}
             cache = CacheConfig(root / "cache", max_bytes=1 << 30)
             at, state = 0, None
-            for workers, count, more in ((0, 5, {}), (1, 7, {"cache": cache}), (0, 6, {})):
+            for workers, count, more in ((0, 5, {}), (int(sys.argv[1]), 7, {"cache": cache}), (0, 6, {})):
                 with open_loader(**remote, workers=workers, **more) as loader:
                     loader.restore_state_rank(state)
                     assert keys(loader, count) == expected[at : at + count]

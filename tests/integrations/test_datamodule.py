@@ -303,7 +303,7 @@ def test_checkpoint_files(data, tmp_path):
             restore_dataloader_state(module_of(data).train_dataloader(), tmp_path, iteration, dp_rank=rank)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_training_loop_goes_on_in_a_new_process(run, data, tmp_path, workers):
     program, options = EXAMPLE, ["--workers", workers, "--save-interval", 4]
     whole = run(program, data / "coco", tmp_path / "whole", "--iterations", 14, *options).splitlines()

@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 import torch
 import torch.distributed.checkpoint
+from repetitions import is_nightly
 
 from energon_stream import (
     Batch,
@@ -80,11 +81,13 @@ def test_its_state_is_that_of_the_last_batch_given_out(data, expected, workers, 
             given += 1
             state = prefetched.state_dict()
             assert state == plain.state_dict()
+            assert keys([one]) == expected[given - 1 : given]
+            if not is_nightly() and given not in (1, 4, 5, 6):
+                continue
             again = prefetch_to_device(make_loader(data), "cpu", depth=depth)
             again.load_state_dict(state)
             # The rest of this epoch and all of the next ones: no batch twice, none missing.
             assert epochs(again, 3)[: 15 - given] == expected[given:]
-            assert keys([one]) == expected[given - 1 : given]
         assert prefetched.state_dict() == plain.state_dict()  # after the end
     prefetched.close()
 

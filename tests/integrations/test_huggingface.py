@@ -11,6 +11,7 @@ import torch
 accelerate = pytest.importorskip("accelerate", reason="no accelerate (the extra 'accelerate')")
 
 from framework_examples import TEN_KILLS, Example  # noqa: E402
+from repetitions import is_nightly  # noqa: E402
 
 from energon_stream import (  # noqa: E402
     DefaultTaskEncoder,
@@ -105,7 +106,7 @@ def test_saving_and_loading_in_the_middle_of_an_epoch(data, accelerator, tmp_pat
     made = accelerator()
     other = AcceleratedLoader(get_savable_loader(open_train(data)), made, depth=depth)
     made.register_for_checkpointing(other)
-    for given in range(1, 11):
+    for given in range(1, 11) if is_nightly() else (1, 4, 5, 6, 10):
         made.load_state(tmp_path / str(given))  # also while it is iterated
         batches = iter(other)
         left = -given % 5
@@ -251,7 +252,8 @@ def test_the_trainer_goes_on_with_the_next_batch_wherever_it_saved(data, train, 
     assert model.seen == expected
     assert trainer.state.global_step == count // per_step
     epoch = {"virtual_epoch_length": 5, **options}["virtual_epoch_length"] // per_step or 14
-    for step in sorted({1, epoch - 1, epoch, epoch + 1, epoch + 2} & {*range(1, count // per_step)}):
+    steps = {epoch - 1, epoch, epoch + 1, *((1, epoch + 2) if is_nightly() else ())}
+    for step in sorted(steps & {*range(1, count // per_step)}):
         folder = tmp_path / "out" / f"checkpoint-{step}"
         trainer, again = train(open_train(data, **options), resume=str(folder), **arguments)
         assert again.seen == expected[step * per_step :], step
@@ -460,7 +462,8 @@ def test_without_the_packages_the_error_names_the_extra(run):
 def test_the_accelerate_example_goes_on_after_kills_with_other_ranks(run, data, tmp_path):
     example = Example(run, "accelerate_train.py", "--checkpoint", data / "coco", tmp_path)
     whole = example.whole()
-    example.check_resuming(whole)
+    if is_nightly():  # by day, torchdata's example shows it
+        example.check_resuming(whole)
     example.check_kills(whole, (2, 1))
 
 

@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
+from repetitions import is_nightly
 from topologies import over_epochs
 
 from energon_stream import WorkerConfig
@@ -62,7 +63,8 @@ def test_any_number_of_ranks_follows_any_other(folder, layout):
         return folder / f"iter_{step:07d}" / layout
 
     found = go_on(place, 4, 0, 1, streams=24)
-    for step, world in enumerate((8, 3, 1, 6, 2, 12, 4) if layout == "energon" else (12, 4), 1):
+    many = (8, 3, 1, 6, 2, 12, 4) if is_nightly() else (8, 1, 12)
+    for step, world in enumerate(many if layout == "energon" else (12, 4), 1):
         found += go_on(place, world, step, 1)
     assert found == EXPECTED[: len(found)]
     names = {path.name for path in place(1).iterdir()}  # four were saved; any step may be loaded on twelve
@@ -74,7 +76,8 @@ def test_the_ranks_of_one_step_change_again_and_again(folder):
         return folder / f"iter_{step:07d}"
 
     go_on(place, 3, 0, 1, streams=24)
-    for world in (4, 8, 6, 3, 8, 1, 2):  # the files of ranks 3 to 7 are of the numbers before
+    worlds = (4, 8, 6, 3, 8, 1, 2) if is_nightly() else (4, 8, 3, 1)
+    for world in worlds:  # the files of ranks 3 to 7 are of the numbers before
         assert go_on(place, world, 1, 1) == EXPECTED[24:48]
 
 

@@ -17,6 +17,7 @@ nodes = pytest.importorskip("torchdata.nodes", reason="no torchdata (the extra '
 
 from forked_ranks import Job  # noqa: E402
 from framework_examples import TEN_KILLS, Example  # noqa: E402
+from repetitions import is_nightly  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from energon_stream import (  # noqa: E402
@@ -101,7 +102,7 @@ def test_resuming_goes_on_with_the_next_batch_wherever_it_was_saved(data, expect
             states.append((epoch, given, root.state_dict()))
         states.append((epoch, given, root.state_dict()))
     inner.close()
-    for epoch, given, state in states:
+    for epoch, given, state in states[:: 1 if is_nightly() else 2]:
         again = nodes.Loader(graph(LoaderNode(make_loader(data))))
         again.load_state_dict(state)
         # A state from the end of an epoch begins the next one: Loader looks one ahead.

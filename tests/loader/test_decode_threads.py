@@ -135,8 +135,11 @@ def wanted(folder):
     return run(opened(folder), 26)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("kind", ["fork", "thread"])
+@pytest.mark.every(2)
+@pytest.mark.parametrize(
+    ("workers", "kind"),
+    [(2, "thread"), (2, "fork"), (0, "fork"), (0, "thread"), (1, "fork"), (1, "thread")],
+)
 def test_batches_states_and_failures_are_those_without_threads(folder, wanted, workers, kind):
     batches, states, bad = wanted
     found = run(opened(folder, workers=workers, decode_threads=2, worker_type=kind), 26)

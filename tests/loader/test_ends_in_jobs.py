@@ -97,6 +97,8 @@ def go_on(rank, world, folder, ends, begin, steps):
 def test_a_pass_ends_on_all_ranks_also_where_other_numbers_of_ranks_begin_amid_a_step(tmp_path, ends):
     alone = [int(batch) for batch in open_loader(ends)]
     jobs = [(2, 10), (3, 19), (4, 27), (2, -1)]  # batches of the job at the end; -1 is over two passes
+    if not is_nightly():
+        jobs = [(2, 10), (3, -1)]
     if ends == "pad":  # and one that stops after a batch more than the pass has, with which none can go on
         jobs = [(2, 10), (3, 49), (4, -1)]
     begin, given = 0, []

@@ -9,6 +9,7 @@ import re
 from itertools import islice
 
 import pytest
+from repetitions import is_nightly
 from topologies import go_on, over_epochs
 
 from energon_stream import (
@@ -152,10 +153,11 @@ def test_a_restore_adopts_the_number_of_the_state(texts, conventions):
     whole = configured(streams=12, dealt_to=dealt, conventions=conventions)
     expected = taken(opened(texts, whole), 53)
     assert found == expected[:13]
-    for world, workers in ((1, 0), (4, 1), (2, 0), (6, 3), (1, 2)):
+    topologies = ((1, 0), (4, 1), (2, 0), (6, 3), (1, 2))
+    for world, workers in topologies if is_nightly() else topologies[1::3]:
         more, states = go_on(of_rank(world, workers), world, states, len(found), 8)
         found += more
-    assert found == expected
+    assert found == expected[: len(found)]
 
 
 def test_each_way_to_restore_adopts(texts):
