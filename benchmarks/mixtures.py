@@ -11,6 +11,8 @@ Then CPU time of even draws of 64 streams with batches of 1, of all in one proce
 draws 1,024 rounds ahead, and again when they are consumed, as readers do. ``--draws 0`` prints only this.
 
 ``--plans 1000`` prints how far sources are from their shares in random plans of weights, and nothing else.
+``--lines`` does so for weights that go along lines, with 64 streams, and up to 10 million samples. Shares are
+counted by whole numbers from the words of the page: each batch has the weights of the lines in its middle.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from fractions import Fraction
 from pathlib import Path
 
 from energon_stream import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
+from energon_stream.config.weight_schedule import parse_schedule
 from energon_stream.prepare.prepare import prepare_dataset
-from energon_stream.schedule.weights import EvenDraws, WeightChange
+from energon_stream.schedule import Lines
+from energon_stream.schedule.weights import EvenDraws, WeightChange, changes_along
 from energon_stream.state import dumps, loads
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
 
@@ -114,10 +118,13 @@ def uneven(batches):
     return found
 
 
-def time_of_draws(streams, sources, rounds=2048, ahead=1024):
+def time_of_draws(streams, sources, ramp=False, rounds=2048, ahead=1024):
     """Microseconds of CPU time a batch of even draws with batches of 1."""
-    weights = [WeightChange(0, tuple(1 / (number + 1.37) for number in range(sources)))]
-    rules = [EvenDraws(weights, range(64), stream, 64, 1) for stream in streams]
+    ends = [(1 / (number + 1.37), 1 / (sources - number)) for number in range(sources)]
+    told = [{0: one, 10**6: {"to": other, "ramp": "linear"}} if ramp else {0: one} for one, other in ends]
+    courses = tuple(parse_schedule(each, "here") for each in told)
+    weights = list(changes_along(Lines((courses,), tuple(((0, each),) for each in range(sources)))))
+    rules = [EvenDraws(weights, range(64), stream, 64, 1, weights) for stream in streams]
     looking = [rule.fresh(0) for rule in rules]
     consuming, begin = looking.copy(), time.process_time()
     for first in range(0, rounds, ahead):
@@ -130,10 +137,11 @@ def time_of_draws(streams, sources, rounds=2048, ahead=1024):
 
 
 def report_times():
-    print("| sources | 64 streams in a process, µs a batch | one of 64 |\n|--:|--:|--:|")
+    print("| sources | 64 streams in a process, µs a batch | one of 64 | on a ramp | one of 64 |")
+    print("|--:|--:|--:|--:|--:|")
     for sources in (2, 5, 20):
-        together, alone = time_of_draws(range(64), sources), time_of_draws([5], sources)
-        print(f"| {sources} | {together:.1f} | {alone:.1f} |", flush=True)
+        times = [time_of_draws(own, sources, ramp) for ramp in (False, True) for own in (range(64), [5])]
+        print(f"| {sources} | {' | '.join(f'{each:.1f}' for each in times)} |", flush=True)
 
 
 def furthest_of_plan(weights, begins, size, foreseen):
@@ -175,16 +183,97 @@ def report_plans(plans):
             )
 
 
+def weight_of(told, batch):
+    """The weight in the middle of a batch; ``told`` are batches, weights, and whether a line leads there."""
+    at = max(number for number, (begin, *_) in enumerate(told) if begin <= batch)
+    begin, first, _ = told[at]
+    if at + 1 == len(told) or not told[at + 1][2]:
+        return Fraction(first)
+    end, last, _ = told[at + 1]
+    part = Fraction(2 * (batch - begin) + 1, 2 * (end - begin))
+    return Fraction(first) + (Fraction(last) - Fraction(first)) * part
+
+
+def report_line(name, told, size, streams=64):
+    """Print how far sources are from their shares, after each round of all streams, and in each segment."""
+    documents = [{at: {"to": to, "ramp": "linear"} if ramp else to for at, to, ramp in each} for each in told]
+    courses = tuple(parse_schedule(each, "here") for each in documents)
+    ends = sorted({at for each in told for at, *_ in each})
+    rounds, parts = ends[-1] // streams + 20, 10**30
+    begin = time.process_time()
+    weights = list(changes_along(Lines((courses,), tuple(((0, each),) for each in range(len(told))))))
+    rules = [EvenDraws(weights, range(streams), each, streams, size, weights) for each in range(streams)]
+    states = [rule.fresh(0) for rule in rules]
+    opened = time.process_time() - begin
+    behind, worst, segment, at, spent = [0] * len(told), 0, 0, [0] * len(told), 0.0
+    for number in range(rounds):
+        begin = time.process_time()
+        drawn = Counter()
+        for stream, rule in enumerate(rules):
+            chosen, states[stream] = rule.take(number * size, states[stream], size)
+            drawn.update(chosen.tolist())
+        spent += time.process_time() - begin
+        for batch in range(number * streams, (number + 1) * streams):
+            now = [weight_of(each, batch) for each in told]
+            scale = parts * size / sum(now)
+            behind = [each + int(weight * scale) for each, weight in zip(behind, now, strict=True)]
+        behind = [each - parts * drawn[source] for source, each in enumerate(behind)]
+        worst = max(worst, *map(abs, behind))
+        if any(number * streams < each <= (number + 1) * streams for each in ends):
+            segment, at = (
+                max(segment, *(abs(one - other) for one, other in zip(behind, at, strict=True))),
+                behind,
+            )
+    print(
+        f"| {name} | {len(told)} | {rounds * streams * size:,} | {worst / parts:.6f} | {segment / parts:.2f} | "
+        f"{1000 * opened:.0f} | {1e6 * spent / rounds / streams:.1f} |",
+        flush=True,
+    )
+
+
+def report_lines():
+    draw = random.Random(1)
+    print("| lines | sources | samples | furthest | in a segment | opening, ms | µs a batch |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    one = [(0, 1, False)]
+    report_line("0 to 1, beside 1", [[(0, 0, False), (192, 1, True)], one], 4)
+    report_line("0 to 1, beside 1", [[(0, 0, False), (16_384, 1, True)], one], 4)
+    report_line("1 to 0, beside 1", [[(0, 1, False), (16_384, 0, True)], one], 4)
+    report_line("1 to 1000, beside 1", [[(0, 1, False), (16_384, 1000, True)], one], 4)
+    report_line("0 to 1, beside 1", [[(0, 0, False), (312_500, 1, True)], one], 32)
+    report_line("1e-6 to 1, beside 0.001", [[(0, 1e-6, False), (312_500, 1, True)], [(0, 0.001, False)]], 32)
+
+    def some(sources, lengths, zeros=0.0):
+        for _ in range(sources):
+            at, course = 0, [(0, 10 ** (-3 * draw.random()), False)]
+            for length in lengths:
+                at += length
+                course.append(
+                    (at, (draw.random() >= zeros) * 10 ** (-3 * draw.random()), draw.random() < 0.7)
+                )
+            yield course
+
+    report_line("any to any", list(some(20, [16_384])), 4)
+    report_line("any to any", list(some(300, [4096])), 4)
+    report_line("segments of 3 to 90 batches", list(some(20, [draw.randint(3, 90) for _ in range(40)])), 4)
+    report_line("the same, from and to 0", [*some(20, [draw.randint(3, 90) for _ in range(40)], 0.3), one], 4)
+    report_line("segments of 200 batches, from and to 0", [*some(20, [200] * 20, 0.3), one], 1)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--draws", type=int, default=1_000_000)
     parser.add_argument("--plans", type=int)
+    parser.add_argument("--lines", action="store_true")
     options = parser.parse_args()
     draws = options.draws
     if options.plans is not None:
         report_plans(options.plans)
+        return
+    if options.lines:
+        report_lines()
         return
     report_times()
     if not draws:

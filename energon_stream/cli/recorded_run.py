@@ -77,8 +77,8 @@ def _complete(run: str, options: dict[str, Any], given: set[str]) -> dict[str, A
     more = {"draws": data.plan.get("draws", "random")} if "blend" in data.plan else {}
     if data.packing is not None:
         more["plan_version"] = data.packing.get("algorithm")
-    elif "draws" in data.plan and "foresees" not in data.plan:
-        more["plan_version"] = UNFORESEEN
+    elif "draws" in data.plan:
+        more["plan_version"] = int(data.plan.get("foresees", UNFORESEEN))
     if "repeat" not in data.plan and not all("repeat" in child for child in data.plan.get("blend", [{}])):
         more["repeat"] = False
     if len(data.leaves) == 1 and dataset_kind(path) != "metadataset":

@@ -41,12 +41,13 @@ from energon_stream.config.references import (
 from energon_stream.config.sample_types import declare
 from energon_stream.config.subset import Subset, parse_subset
 from energon_stream.config.view import VIEW_KEYS, parse_view
-from energon_stream.config.weight_schedule import Schedule, parse_schedule
+from energon_stream.config.weight_schedule import parse_schedule
 from energon_stream.errors import ConfigError, MetadataError
 from energon_stream.index.dataset import dataset_kind
 from energon_stream.index.join_index import NonMatch
 from energon_stream.index.yaml_io import check_keys
 from energon_stream.printable import nearest
+from energon_stream.schedule import Course, Knot
 from energon_stream.storage import StoreSpec
 from energon_stream.urls import absolute_path
 
@@ -311,7 +312,7 @@ def _entries(value: Any, at: str) -> list[tuple[str, Any]]:
     return [(f"{at}[{number}]", entry) for number, entry in enumerate(value)]
 
 
-def _share(value: Any, key: Literal["weight", "repetitions"], at: str, ranks: int) -> Schedule:
+def _share(value: Any, key: Literal["weight", "repetitions"], at: str, ranks: int) -> Course:
     """Parse a share: a number, or a schedule of weights by batch."""
     if isinstance(value, Mapping) and key == "weight":
         return parse_schedule(value, f"{at}.{key}", ranks)
@@ -319,7 +320,7 @@ def _share(value: Any, key: Literal["weight", "repetitions"], at: str, ranks: in
     if not is_number(value) or not (0 < value < math.inf or (value == 0 and key == "weight")):
         hint = "use a positive number, or leave the dataset out"
         raise MetadataError(f"{key!r} is {value!r:.80}", where=at, hint=hint)
-    return ((0, float(value)),)
+    return (Knot(0, float(value)),)
 
 
 def _inherited(

@@ -13,7 +13,16 @@ from energon_stream.errors import ConfigError
 from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.plugins import load_plugin
-from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, Plan, RepeatPlan, WeightChange
+from energon_stream.schedule import (
+    ALONG_LINES,
+    IN_STAIRS,
+    BlendPlan,
+    ConcatPlan,
+    LeafPlan,
+    Plan,
+    RepeatPlan,
+    WeightChange,
+)
 from energon_stream.task import DatasetBlendMode, LoadedDataset
 from energon_stream.task.size_metric import SAMPLES
 
@@ -129,8 +138,12 @@ class Mixture:
         plan = self._train_plan(repeat)
         if isinstance(plan, BlendPlan):
             even = self.unit is not None or (draws or self.items[0].draws) == "even"
-            foresees = even and self.unit is None and self.packing is None
-            plan = replace(plan, per_batch=self.per_batch, even=even, unit=self.unit, foresees=foresees)
+            plan = replace(plan, per_batch=self.per_batch, even=even, unit=self.unit)
+            lines = self.items[0].lines
+            if even and self.packing is None and lines is not None and lines.are_long:
+                plan = replace(plan, foresees=ALONG_LINES, lines=lines)
+            elif even and self.packing is None and self.unit is None:
+                plan = replace(plan, foresees=IN_STAIRS)
         if self.packing is not None and isinstance(plan, BlendPlan) and plan.changes:
             raise ConfigError(
                 "planned packing mixes with one weight for each dataset",

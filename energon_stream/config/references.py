@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from energon_stream.arguments import DATASET_CONFIG, SPLIT_CONFIG
 from energon_stream.config.subset import Subset
-from energon_stream.config.weight_schedule import Schedule, weight_at
+from energon_stream.config.weight_schedule import Schedule, stairs, weight_at
 from energon_stream.errors import LimitError, MetadataError
+from energon_stream.schedule import Course, Lines
 
 if TYPE_CHECKING:
     from energon_stream.config.fields import Parts
@@ -122,16 +123,11 @@ class BlendRef:
     """References with their shares of a mixture: weights, or repetitions, which do not change."""
 
     children: tuple[Reference, ...]
-    shares: tuple[Schedule, ...]  # of each child, from batches of the job on, the first of which is 0
+    shares: tuple[Course, ...]  # of each child, from batches of the job on, the first of which is 0
     by: Literal["weight", "repetitions"]
     where: str
     draws: Draws | None = None
     unit: str | None = None  # of the weights: samples, or the name of costs
-
-    def share_at(self, number: int, batch: int) -> float:
-        """Return the child's share of the weights that hold at a batch; 0 if all are 0."""
-        weights = [weight_at(schedule, batch) for schedule in self.shares]
-        return weights[number] / (sum(weights) or 1.0)
 
 
 _Chain: TypeAlias = tuple[tuple[BlendRef, int], ...]
@@ -153,6 +149,7 @@ class MixtureItem:
     later: tuple[tuple[int, float], ...] = ()  # weights from later batches on, which all items share
     draws: Draws = "random"  # of all items
     unit: str = "samples"  # of the weights of all items
+    lines: Lines | None = None  # by which the weights of all items change, if any does
 
 
 def references(node: Reference) -> Iterator[LeafRef | JoinRef | MetadatasetRef]:
@@ -275,31 +272,52 @@ def mixture_items(node: Reference, expand: Callable[[MetadatasetRef], Reference]
             where=units[one],
             hint="all blends of a mixture are drawn together: let them say the same",
         )
-    later = _later_weights([chain for _, _, chain in found])
+    chains = [chain for _, _, chain in found]
+    later, lines = _later_weights(chains), _lines(chains)
     if all(not share for _, share, _ in found):
         raise _all_zero(0, found[0][2])
     how: Draws = next(iter(draws), "random")
     return [
-        MixtureItem(ref, share, None, weights, how, next(iter(units), "samples"))
+        MixtureItem(ref, share, None, weights, how, next(iter(units), "samples"), lines)
         for (ref, share, _), weights in zip(found, later, strict=True)
     ]
 
 
+def _lines(chains: Sequence[_Chain]) -> Lines:
+    """Return what the weights of items follow from."""
+    blends = {id(blend): blend for chain in chains for blend, _ in chain}
+    numbers = {name: number for number, name in enumerate(blends)}
+    links = (tuple((numbers[id(blend)], child) for blend, child in chain) for chain in chains)
+    return Lines(tuple(blend.shares for blend in blends.values()), tuple(links))
+
+
 def _later_weights(chains: Sequence[_Chain]) -> list[Schedule]:
     """Return the weights of each item after batch 0. Raises MetadataError if all are 0 from a batch on."""
-    blends = {id(blend): blend for chain in chains for blend, _ in chain}
-    batches = {batch for blend in blends.values() for schedule in blend.shares for batch, _ in schedule}
+    blends = {
+        id(blend): [stairs(course) for course in blend.shares] for chain in chains for blend, _ in chain
+    }
+    batches = {batch for schedules in blends.values() for schedule in schedules for batch, _ in schedule}
     ordered = sorted(batches - {0})
     if not ordered:
         return [()] * len(chains)
+    shares = {name: [_shares_at(schedules, batch) for batch in ordered] for name, schedules in blends.items()}
     weights = [
-        [math.prod(blend.share_at(number, batch) for blend, number in chain) for batch in ordered]
+        [
+            math.prod(shares[id(blend)][place][number] for blend, number in chain)
+            for place in range(len(ordered))
+        ]
         for chain in chains
     ]
     for place, batch in enumerate(ordered):
         if not any(of_item[place] for of_item in weights):
             raise _all_zero(batch, chains[0])
     return [tuple(zip(ordered, of_item, strict=True)) for of_item in weights]
+
+
+def _shares_at(schedules: Sequence[Schedule], batch: int) -> list[float]:
+    """Return the shares of a blend's children in the weights that hold at a batch; 0 if all are 0."""
+    weights = [weight_at(schedule, batch) for schedule in schedules]
+    return [weight / (sum(weights) or 1.0) for weight in weights]
 
 
 def _all_zero(batch: int, chain: _Chain) -> MetadataError:

@@ -10,15 +10,16 @@ from typing import Any, TypeAlias
 from energon_stream.config.document_keys import is_number
 from energon_stream.errors import MetadataError
 from energon_stream.index.yaml_io import check_keys
+from energon_stream.schedule.lines import STAIRS, Course, Knot
 
 Schedule: TypeAlias = tuple[tuple[int, float], ...]
-"""Batches of the job, ascending from 0, with the weight from each on."""
+"""Batches of the job, ascending from 0, with the weight from each on: a course with stairs for its lines."""
 
 _WRITTEN = re.compile(r"[0-9](_?[0-9]){0,20}", re.ASCII)  # keys of YAML are strings
 
 
-def parse_schedule(value: Mapping[Any, Any], where: str, ranks: int = 1) -> Schedule:
-    """Parse a schedule. Raises MetadataError if the batches do not ascend from 0, or a weight is wrong.
+def parse_schedule(value: Mapping[Any, Any], where: str, ranks: int = 1) -> Course:
+    """Parse a weight that changes. Raises MetadataError if batches do not ascend from 0, or one is wrong.
 
     ``{step: {…}}`` and ``{linear: {…}}``, of Megatron-Energon 8, count the batches of a rank, ``ranks`` of
     which are at the same time.
@@ -48,7 +49,7 @@ def parse_schedule(value: Mapping[Any, Any], where: str, ranks: int = 1) -> Sche
         raise wrong(f"the batches of a weight are {batches!r:.80}", "begin with 0: {0: 3, 10_000: 1}")
     if batches != sorted(set(batches)):
         raise wrong(f"the batches of a weight are {batches!r:.80}", "write them in ascending order")
-    found: list[tuple[int, float]] = []
+    found: list[Knot] = []
     for batch, entry in zip(batches, value.values(), strict=True):
         if kind is not None:
             batch *= ranks
@@ -64,15 +65,23 @@ def parse_schedule(value: Mapping[Any, Any], where: str, ranks: int = 1) -> Sche
         weight = entry["to"] if ramp else entry
         if not is_number(weight) or not 0 <= weight < math.inf:
             raise wrong(f"the weight at batch {batch} is {weight!r:.80}", "use a number from 0 on")
-        if ramp:
-            found += _steps(*found[-1], batch, float(weight))
-        found.append((batch, float(weight)))
+        found.append(Knot(batch, float(weight), ramp))
+    return tuple(found)
+
+
+def stairs(course: Course) -> Schedule:
+    """Return a course with stairs for its lines, for random draws."""
+    found: list[tuple[int, float]] = []
+    for knot in course:
+        if knot.is_ramp:
+            found += _steps(*found[-1], knot.begin, knot.weight)
+        found.append((knot.begin, knot.weight))
     return tuple(found)
 
 
 def _steps(begin: int, first: float, end: int, last: float) -> Iterator[tuple[int, float]]:
     """Yield the steps of a ramp, each with the weight in its middle, so that their mean is the ramp's."""
-    number = min(64, end - begin)  # weights hold for at least a batch, and a plan should stay small
+    number = min(STAIRS, end - begin)  # weights hold for at least a batch, and a plan should stay small
     for step in range(number):
         middle = (step + 0.5) / number
         yield begin + step * (end - begin) // number, first + (last - first) * middle

@@ -31,7 +31,16 @@ from typing import Any
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import EnergonStreamError, RunDamagedError, StateError
 from energon_stream.index.dataset import DatasetIndex, identity
-from energon_stream.schedule import BlendPlan, ConcatPlan, LeafPlan, OrderSpec, Plan, RepeatPlan, WeightChange
+from energon_stream.schedule import (
+    BlendPlan,
+    ConcatPlan,
+    LeafPlan,
+    Lines,
+    OrderSpec,
+    Plan,
+    RepeatPlan,
+    WeightChange,
+)
 from energon_stream.selection import Selection
 from energon_stream.state.mixture_weights import WEIGHTS, read_changes, write_changes
 
@@ -234,5 +243,6 @@ def make_plan(
     children = tuple(make_plan(child, *rest) for child in described["blend"])
     weights, later = described["weights"][: len(children)], described["weights"][len(children) :]
     changes = tuple(WeightChange(begin, tuple(each)) for begin, *each in later)
-    even, foresees = described.get("draws") == "even", described.get("foresees", False)
-    return BlendPlan(children, tuple(weights), changes, per_batch, even, foresees=foresees)
+    even, foresees = described.get("draws") == "even", int(described.get("foresees", 0))
+    lines = Lines.read(described.get("lines"))
+    return BlendPlan(children, tuple(weights), changes, per_batch, even, foresees=foresees, lines=lines)

@@ -12,6 +12,7 @@ from energon_stream.schedule.grown import (
     passes_under_way,
 )
 from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
+from energon_stream.schedule.lines import Course, Knot, Lines
 from energon_stream.schedule.pack_planning import PackPiece
 from energon_stream.schedule.packed import CursorCodec, pack_columns, pack_even, unpack_columns
 from energon_stream.schedule.packed_schedule import PackedSchedule
@@ -32,6 +33,8 @@ from energon_stream.schedule.saved import damaged, is_count, reading, shown
 from energon_stream.schedule.schedule import BlendCursor, Cursor, LeafCursor, Refs, RepeatCursor, Schedule
 from energon_stream.schedule.skip import skip
 from energon_stream.schedule.weights import (
+    ALONG_LINES,
+    IN_STAIRS,
     UNFORESEEN,
     WeightChange,
     check_weights,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from energon_stream.schedule.foresight import WHOLE
+from energon_stream.schedule.lines import WHOLE, Drawn, Stretch, stretch_of
 from energon_stream.schedule.weights import (
     EvenDraws,
     EvenState,
@@ -50,8 +50,13 @@ class CostDraws:
         place: tuple[int, int, int],
     ) -> None:
         self._even, self._means, self._costs = even, means, costs
+        self._place = place
         self._changes = [
-            (first_reference(change.begin, *place), shares_of(change.weights)) for change in weights
+            (
+                first_reference(change.begin, *place),
+                shares_of(change.weights) if change.along is None else stretch_of(change.along, change.begin),
+            )
+            for change in weights
         ]
 
     @property
@@ -74,15 +79,20 @@ class CostDraws:
         """Return the sources of the next references, and the state after them."""
         turns, even = self._even.take(step, state[:-3], count)
         behind = _joined(state[-3:])
-        present = {source for _, shares in self._changes for source, _ in shares}
+        present = {source for _, shares in self._changes for source in _sources(shares)}
         ahead = [self._costs_of(*each) for each in zip(children, cursors, self._costs, strict=True)]
         due = [next(each) * _PARTS if source in present else 0 for source, each in enumerate(ahead)]
         chosen = np.empty(count, dtype=np.int64)
         later = [change for change in self._changes if change[0] > step]
-        shares = [change for change in self._changes if change[0] <= step][-1][1]
+        now = [change for change in self._changes if change[0] <= step][-1][1]
+        num_streams, stream, per_batch = self._place
+        shares: Drawn = ()
         for place, turn in enumerate(turns.tolist()):
             while later and later[0][0] <= step + place:
-                shares = later.pop(0)[1]
+                now, shares = later.pop(0)[1], ()
+            if not shares or (isinstance(now, Stretch) and not (step + place) % per_batch):
+                batch = (step + place) // per_batch * num_streams + stream
+                shares = now.at(batch) if isinstance(now, Stretch) else now
             behind[turn] += self._means[turn] * WHOLE
             missing = -self._means[turn]
             # The one whose share comes first to the middle of its next sample.
@@ -109,6 +119,10 @@ class CostDraws:
         while True:
             refs, cursor = child.take(cursor, _AHEAD)
             yield from costs[refs.index].tolist()
+
+
+def _sources(shares: Drawn | Stretch) -> list[int]:
+    return shares.sources if isinstance(shares, Stretch) else [source for source, _ in shares]
 
 
 def _joined(columns: EvenState) -> list[int]:

@@ -71,9 +71,10 @@ def earlier_plan(plan: Plan, then: Sequence[EarlierLeaf]) -> Plan:
         places = [leaf.now for leaf in then if leaf.now is not None]
         if len(places) == len(then) == len(plan.children):
             first, *changes = (change.of(places) for change in (WeightChange(0, plan.weights), *plan.changes))
-            return replace(plan, children=tuple(children), weights=first.weights, changes=tuple(changes))
+            lines, later = plan.lines and plan.lines.of(places), tuple(changes)
+            return replace(plan, children=tuple(children), weights=first.weights, changes=later, lines=lines)
     # What the weights were is not known, and no cursor depends on them.
-    return replace(plan, children=tuple(children), weights=(1.0,) * len(children), changes=())
+    return replace(plan, children=tuple(children), weights=(1.0,) * len(children), changes=(), lines=None)
 
 
 def are_first(then: Sequence[EarlierLeaf]) -> bool:

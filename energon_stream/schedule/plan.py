@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -14,8 +15,15 @@ from energon_stream.rng import derive_key
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.cost_draws import CostDraws, mean_parts
 from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
+from energon_stream.schedule.lines import Lines, stretch_of
 from energon_stream.schedule.slices import SliceTable
-from energon_stream.schedule.weights import UNFORESEEN, EvenDraws, WeightChange, changes_in_stream
+from energon_stream.schedule.weights import (
+    IN_STAIRS,
+    EvenDraws,
+    WeightChange,
+    changes_along,
+    changes_in_stream,
+)
 from energon_stream.worker_fields import share_of
 
 if TYPE_CHECKING:
@@ -64,8 +72,10 @@ class BlendPlan:
     even: bool = False  # whether draws follow the weights to the sample; see :class:`EvenDraws`
     # Name and hash of the costs of which weights are shares; None for samples.
     unit: tuple[str, str] | None = None
-    foresees: bool = False  # whether even draws foresee changes, but for those that were set under way
+    foresees: int = 0  # version of even draws, by which they foresee changes that were not set under way
     planned: tuple[WeightChange, ...] | None = None  # ``changes`` before some were set under way
+    told: float = math.inf  # batch from which on weights were set under way
+    lines: Lines | None = None  # that ``changes`` have stairs of, and even draws follow
 
     @property
     def is_live(self) -> bool:
@@ -76,15 +86,30 @@ class BlendPlan:
         """Return the plan with other weights; they replace its own from the first of them on."""
         own = [change for change in self.changes if not changes or change.begin < changes[0].begin]
         planned = self.changes if self.planned is None else self.planned
-        return replace(self, changes=(*own, *changes), planned=planned)
+        told = changes[0].begin if changes else self.told
+        return replace(self, changes=(*own, *changes), planned=planned, told=told)
 
     def of_version(self, version: int | None) -> BlendPlan:
         """Return the plan with draws as a version had them; None for the newest way."""
-        return replace(self, foresees=self.foresees and version != UNFORESEEN)
+        if version is None or version >= self.foresees:
+            return self
+        return replace(self, foresees=version, lines=None)
+
+    def course(self, *, planned: bool = False) -> list[WeightChange]:
+        """Return all weights that even draws follow, the first ones too; or those before some were set."""
+        changes = self.planned if planned and self.planned is not None else self.changes
+        if self.lines is None:
+            return [WeightChange(0, self.weights), *changes]
+        told = math.inf if planned else self.told
+        along = [change for change in changes_along(self.lines) if change.begin < told]
+        return along + [change for change in changes if change.begin >= told]
 
     def weights_at(self, batch: int) -> tuple[float, ...]:
         """Return the weights that hold at a batch of the job."""
-        return [self.weights, *(change.weights for change in self.changes if change.begin <= batch)][-1]
+        change = [change for change in self.course() if change.begin <= batch][-1]
+        if change.along is None:
+            return change.weights
+        return tuple(stretch_of(change.along, change.begin).weights(np.array([batch + 0.5]))[:, 0].tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,27 +242,21 @@ def build_schedule(
 def _even_draws(plan: BlendPlan, num_streams: int, stream: int, dealt_to: int) -> EvenDraws | CostDraws:
     """Return the draws that a stream has together with all streams that have samples of the same sources."""
     streams: Sequence[int] = range(num_streams)
-    first, planned = WeightChange(0, plan.weights), plan.changes if plan.planned is None else plan.planned
-    weights, foreseen = [first, *plan.changes], [first, *planned] if plan.foresees else []
+    weights, foreseen = plan.course(), plan.course(planned=True) if plan.foresees else []
     if any(leaf.num_samples < num_streams for leaf in leaves(plan)):
         has = np.diff(np.array([bounds for _, bounds in _all_bounds(plan, num_streams)]), axis=1) > 0
         sizes = [len(list(leaves(child))) for child in plan.children]
         mine = np.array([part.any(axis=0) for part in np.split(has, np.cumsum(sizes)[:-1])])
         mine = mine[:, [share_of(each, num_streams, dealt_to) for each in streams]]
         streams = np.flatnonzero((mine == mine[:, [stream]]).all(axis=0)).tolist()
-        weights, foreseen = (
-            [
-                change._replace(weights=tuple(np.where(mine[:, stream], change.weights, 0.0).tolist()))
-                for change in each
-            ]
-            for each in (weights, foreseen)
-        )
+        own = mine[:, stream].astype(float).tolist()
+        weights, foreseen = ([change.scaled(own) for change in each] for each in (weights, foreseen))
     if plan.unit is None:
         return EvenDraws(weights, streams, stream, num_streams, plan.per_batch, foreseen)
     costs = [np.ones(1) if leaf.costs is None else leaf.costs for leaf in leaves(plan)]
     means = mean_parts(costs)
     by_mean = [
-        change._replace(
+        change.scaled([1 / mean for mean in means])._replace(
             weights=tuple(weight / mean for weight, mean in zip(change.weights, means, strict=True))
         )
         for change in weights
@@ -264,7 +283,9 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     changes = [[change.begin, *change.weights] for change in plan.changes]
     draws: dict[str, Any] = {"draws": "even"} if plan.even else {}
     if plan.foresees:
-        draws["foresees"] = True
+        draws["foresees"] = True if plan.foresees == IN_STAIRS else plan.foresees
+    if plan.lines is not None:
+        draws["lines"] = plan.lines.describe()
     if plan.unit is not None:
         draws["unit"] = list(plan.unit)
     return {"blend": children, "weights": weights + changes, **draws}

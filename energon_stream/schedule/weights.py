@@ -20,10 +20,20 @@ import numpy as np
 
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import ConfigError
-from energon_stream.schedule.foresight import WHOLE, Drawn, Foresight
+from energon_stream.schedule.foresight import Foresight
+from energon_stream.schedule.lines import (
+    STAIRS,
+    WHOLE,
+    Drawn,
+    Lines,
+    RampRounds,
+    Slope,
+    rounds_of,
+    stretch_of,
+)
 
-UNFORESEEN = 0
-"""Version of even draws that foresee no changes, which states and records of runs may have."""
+UNFORESEEN, IN_STAIRS, ALONG_LINES = 0, 1, 2
+"""Versions of even draws, which states and records of runs may have: the first ones foresee no changes."""
 _ANEW = 1024  # rounds that are drawn again where draws are counted anew
 _KNOWN = 2048  # rounds that are kept: what is taken ahead is counted again when it is consumed
 
@@ -36,10 +46,16 @@ class WeightChange(NamedTuple):
 
     begin: int  # batch of the job; in the schedule of a stream, one of its references
     weights: tuple[float, ...]
+    along: Lines | None = None  # by which weights go on from there; None where they stay
 
     def of(self, sources: Iterable[int]) -> WeightChange:
         """Return the weights of these sources, in their order."""
         return self._replace(weights=tuple(self.weights[source] for source in sources))
+
+    def scaled(self, factors: Sequence[float]) -> WeightChange:
+        """Return weights that are multiplied by one factor each."""
+        weights = tuple(weight * factor for weight, factor in zip(self.weights, factors, strict=True))
+        return WeightChange(self.begin, weights, self.along and self.along.scaled(factors))
 
 
 def first_reference(batch: int, num_streams: int, stream: int, per_batch: int) -> int:
@@ -61,6 +77,17 @@ def changes_in_stream(
         first_reference(change.begin, num_streams, stream, per_batch): change.weights for change in changes
     }
     return tuple(WeightChange(*each) for each in sorted(by_reference.items()))
+
+
+def changes_along(lines: Lines) -> Iterator[WeightChange]:
+    """Yield all weights of some lines: of each batch of a short one, and long ones as what they are."""
+    begins = lines.begins()
+    for begin, end in zip_longest(begins, begins[1:]):
+        is_ramp = lines.is_ramp(begin)
+        single = is_ramp and end - begin <= STAIRS
+        for batch in range(begin, end) if single else (begin,):
+            weights = stretch_of(lines, begin).weights(np.array([batch + 0.5 * single]))[:, 0].tolist()
+            yield WeightChange(batch, tuple(weights), lines if is_ramp and not single else None)
 
 
 def check_weights(weights: Sequence[float], where: str | None = None) -> None:
@@ -101,7 +128,12 @@ class EvenDraws:
         self.streams = streams
         self._num_streams, self._per_batch = num_streams, per_batch
         self._begins = [change.begin for change in weights]
-        self._shares = [shares_of(change.weights) for change in weights]
+        self._shares = [
+            shares_of(change.weights)
+            if change.along is None
+            else rounds_of(change.along, change.begin, _hashable(streams), num_streams)
+            for change in weights
+        ]
         self._own = streams.index(stream)
         self._ways: list[tuple[int, int, int]] = []
         begin, end = 0, len(streams)
@@ -110,8 +142,7 @@ class EvenDraws:
             self._ways.append((begin, middle, end))
             begin, end = (begin, middle) if self._own < middle else (middle, end)
         draws = tuple(per_batch * self._batches(change.begin) for change in planned)
-        shares = tuple(shares_of(change.weights) for change in planned)
-        self._foresight = _foresight(draws, shares) if len(planned) > 1 else None
+        self._foresight = _foresight(draws, tuple(planned)) if len(planned) > 1 else None
         pairs = zip_longest(weights, planned, fillvalue=WeightChange(1 << 62, ()))
         self._unforeseen = next((min(pair).begin for pair in pairs if pair[0] != pair[1]), math.inf)
         self._start: EvenState = ((0,) * len(weights[0].weights),) * (1 + len(self._ways))
@@ -152,7 +183,12 @@ class EvenDraws:
             is_foreseen = number * self._num_streams + self.streams[begin] < self._unforeseen
             if foresight is None or not is_foreseen or not foresight.is_near(at):
                 foresight, at = None, 0
-            drawn, behind = _draw(behind, shares, (end - begin) * size, foresight, at)
+            count = (end - begin) * size
+            if isinstance(shares, RampRounds):
+                part = number, begin, end
+                drawn, behind = _draw_along(behind, shares, part, size, count, foresight, at)
+            else:
+                drawn, behind = _draw(behind, shares, count, count, foresight, at)
             for level, way in enumerate(self._ways):
                 first, middle, last = (
                     way
@@ -181,7 +217,7 @@ class EvenDraws:
         number, stream = divmod(batch, self._num_streams)
         return number * len(self.streams) + bisect_left(self.streams, stream)
 
-    def _parts(self, number: int) -> Iterator[tuple[int, int, Drawn]]:
+    def _parts(self, number: int) -> Iterator[tuple[int, int, Drawn | RampRounds]]:
         """Yield places of streams and their shares in a round: weights may change within it."""
         batch, begin = number * self._num_streams, 0
         at = bisect_right(self._begins, batch) - 1
@@ -195,7 +231,8 @@ class EvenDraws:
             at += 1
 
 
-def shares_of(weights: Sequence[float]) -> Drawn:
+@lru_cache(4096)
+def shares_of(weights: tuple[float, ...]) -> Drawn:
     """Return the sources with a weight, and the share of each in parts of ``WHOLE``."""
     ratios = {source: Fraction(weight) for source, weight in enumerate(weights) if weight}
     total = sum(ratios.values())
@@ -209,23 +246,55 @@ def shares_of(weights: Sequence[float]) -> Drawn:
 
 
 @lru_cache(16)
-def _foresight(draws: tuple[int, ...], shares: tuple[Drawn, ...]) -> Foresight:
-    return Foresight(draws, shares)
+def _foresight(draws: tuple[int, ...], planned: tuple[WeightChange, ...]) -> Foresight:
+    shares, slopes = list[Drawn](), dict[int, Slope]()
+    for at, change in enumerate(planned):
+        if change.along is None or draws[at] == draws[at + 1]:
+            shares.append(shares_of(change.weights))
+        else:
+            slopes[at] = slope = Slope(stretch_of(change.along, change.begin), draws[at], draws[at + 1])
+            shares.append(tuple((source, 0) for source in slope.sources))
+    return Foresight(draws, shares, slopes)
+
+
+def _hashable(streams: Sequence[int]) -> Sequence[int]:
+    return streams if isinstance(streams, range) else tuple(streams)
+
+
+@lru_cache(4096)
+def _draw_along(
+    behind: tuple[int, ...],
+    rounds: RampRounds,
+    part: tuple[int, int, int],
+    times: int,
+    count: int,
+    foresight: Foresight | None,
+    at: int,
+) -> tuple[Drawn, tuple[int, ...]]:
+    """Return the same as :func:`_draw` in a part of a round along a ramp."""
+    return _draw.__wrapped__(behind, rounds.sums(*part), times, count, foresight, at)
 
 
 @lru_cache(4096)
 def _draw(
-    behind: tuple[int, ...], shares: Drawn, count: int, foresight: Foresight | None, at: int
+    behind: tuple[int, ...], shares: Drawn, times: int, count: int, foresight: Foresight | None, at: int
 ) -> tuple[Drawn, tuple[int, ...]]:
-    """Return how many of some draws, up to the one ``at``, each source has, and what each is behind then."""
+    """Return how many of some draws, up to the one ``at``, each source has, and what each is behind then.
+
+    The ``shares`` that each has for so many ``times`` make ``count`` draws.
+    """
     drawn, left, waiting, after = {}, count, [], list(behind)
     for source, share in shares:
-        whole, rest = divmod(behind[source] + count * share, WHOLE)
+        whole, rest = divmod(behind[source] + times * share, WHOLE)
         if whole < 0:
             whole, rest = 0, rest + whole * WHOLE
         drawn[source], after[source], left = whole, rest, left - whole
         # Of those whose share has begun a sample, the one comes first that ends it first.
-        due = foresight.end(source, WHOLE - rest, at) if foresight else (rest - WHOLE) // -share
+        due = (
+            foresight.end(source, WHOLE - rest, at)
+            if foresight
+            else (rest - WHOLE) * count // -(share * times)
+        )
         waiting.append((rest <= 0, due, source))
     more = 1 if left > 0 else -1
     waiting.sort(reverse=left < 0)

@@ -34,6 +34,8 @@ import numpy as np
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers, is_reader_config
 from energon_stream.schedule import (
+    ALONG_LINES,
+    IN_STAIRS,
     UNFORESEEN,
     BlendPlan,
     damaged,
@@ -69,6 +71,7 @@ PARTS = {
     "draws": "the version of even draws",
 }
 _OPTIONAL = ("content", "loads", "draws")  # earlier versions lack them, and most pipelines the last two
+_OF_WEIGHTS = ("weights", "foresees", "lines")
 _PACK_OPTIONS = {"costs": "a hash of the costs", "step": "global_batch_size"}
 _ORDER_OPTIONS = {
     "max_samples_per_sequence": "max_samples_per_sequence",
@@ -94,8 +97,10 @@ class Description:
 
     def earlier_version(self, saved: Mapping[str, str]) -> int | None:
         """Return the version of plans that a fingerprint has; None for the present one, or another order."""
-        if "draws" in self.prints and "draws" not in saved:
-            return UNFORESEEN
+        if "draws" in self.prints:
+            earlier = {_DRAWS[ALONG_LINES]: None, _DRAWS[IN_STAIRS]: IN_STAIRS, None: UNFORESEEN}
+            version = earlier.get(saved.get("draws"))
+            return None if self.prints["draws"] == saved.get("draws") else version
         return self.earlier_packs.get(saved.get("order", ""))
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
@@ -169,6 +174,10 @@ def _hash(value: Any, size: int = 8) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 
+_DRAWS = {IN_STAIRS: _hash("foreseen").hex(), ALONG_LINES: _hash("along lines").hex()}
+"""Hashes of the versions of even draws; states of the first have none."""
+
+
 def _readers(node: Any) -> list[Mapping[str, Any]]:
     """Find the descriptions of reader datasets in a pipeline's description."""
     if is_reader_config(node):
@@ -191,7 +200,7 @@ def _split(config: Mapping[str, Any], readers: Sequence[Mapping[str, Any]]) -> d
             # The contract of config(): weights beside these keys may differ when a run continues.
             if "weights" in node and ("blend" in node or "datasets" in node):
                 weights.append(node["weights"])
-                node = {key: value for key, value in node.items() if key not in ("weights", "foresees")}
+                node = {key: value for key, value in node.items() if key not in _OF_WEIGHTS}
             return {key: strip(value) for key, value in node.items()}
         return [strip(value) for value in node] if isinstance(node, (list, tuple)) else node
 
@@ -244,8 +253,8 @@ def describe(dataset: SavableDataset[Any], *, again: bool = False) -> Descriptio
     prints = {name: _hash(part).hex() for name, part in parts.items()}
     if loads := [plan.loads for plan in plans if plan.loads is not None]:
         prints["loads"] = _hash(loads).hex()
-    if any(isinstance(reader.plan, BlendPlan) and reader.plan.foresees for reader in opened):
-        prints["draws"] = _hash("foreseen").hex()
+    if foresees := max((r.plan.foresees for r in opened if isinstance(r.plan, BlendPlan)), default=0):
+        prints["draws"] = _DRAWS[foresees]
     if opened:
         prints["content"] = hash_content([(reader, reader.shards) for reader in opened])
     kept = json.loads(text) if len(text) <= _MOST_OPTIONS else None

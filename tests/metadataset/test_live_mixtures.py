@@ -27,7 +27,7 @@ from energon_stream.errors import (
     StepPassedError,
     WeightsError,
 )
-from energon_stream.schedule import UNFORESEEN
+from energon_stream.schedule import IN_STAIRS, UNFORESEEN
 from energon_stream.state import dumps, loads, with_digest
 
 STREAMS = 12
@@ -105,6 +105,30 @@ def test_a_ramp_is_followed_by_its_mean(folder):
     ]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > counts[3] > 0
+
+
+def test_a_long_ramp_is_the_same_after_restores_on_other_ranks(folder):
+    """Rounds are within one of the line, and ``mixture()`` has its weights."""
+    path = mix(folder, "long", a={0: 0, 240: {"to": 4, "ramp": "linear"}}, b=1, c={0: 1, 120: 0})
+    expected = step([open_loader(path, draws="even")], 240)
+    behind = {"a": 0.0, "b": 0.0, "c": 0.0}
+    for at, batch in enumerate(expected):
+        weights = {"a": (at + 0.5) / 60, "b": 1, "c": at < 120}
+        for name in behind:
+            behind[name] += 3 * weights[name] / sum(weights.values()) - sum(text[0] == name for text in batch)
+        assert (at + 1) % STREAMS or max(map(abs, behind.values())) <= 1 + 1e-9
+    got, states = [], None
+    for world, until in ((1, 48), (2, 96), (6, 192), (2, 240)):
+        loaders = [open_loader(path, rank, world, draws="even") for rank in range(world)]
+        for loader in loaders:
+            loader.restore_state_global(states)
+        shares = {source.name: source.weight for source in loaders[0].mixture().sources}
+        weights = {"a": (len(got) + 0.5) / 60, "b": 1, "c": len(got) < 120}
+        total = sum(weights.values())
+        assert shares == pytest.approx({name: weight / total for name, weight in weights.items()})
+        got += step(loaders, (until - len(got)) // world)
+        states = [loads(dumps(loader.save_state_rank())) for loader in loaders]
+    assert got == expected
 
 
 def test_changes_and_topologies_keep_shares_within_one_and_lose_nothing(folder):
@@ -349,24 +373,29 @@ def test_even_draws_take_weights_from_the_first_round_that_no_stream_has_begun(f
     assert got + step([loader], 40 - made) == step([alone], 40)
 
 
-def of_before(loader):
+def of_before(loader, version=UNFORESEEN):
     """The loader with even draws that foresee nothing."""
     loader.restore_state_rank(None)
-    loader._plan_as(UNFORESEEN)
+    loader._plan_as(version)
     return loader
 
 
-@pytest.mark.parametrize("saved_at", [2, 30])
-def test_states_of_even_draws_that_foresaw_nothing_go_on_with_theirs(folder, saved_at):
-    """Some streams have not begun in the first one. Fingerprints are those of the version before."""
+@pytest.mark.parametrize(
+    ("saved_at", "version", "draws"),
+    [(2, UNFORESEEN, None), (30, UNFORESEEN, None), (30, IN_STAIRS, "2a957e555a5fe165")],
+)
+def test_states_of_earlier_even_draws_go_on_with_theirs(folder, saved_at, version, draws):
+    """Some streams have not begun in the first one. Fingerprints are those of the versions before."""
     path = mix(folder, "unforeseen", a={0: 9, 16: 0}, b={0: 4, 16: 1}, c={0: 2, 16: 5, 40: 1})
+    if version == IN_STAIRS:
+        path = mix(folder, "in-stairs", a={0: 9, 90: {"to": 0.5, "ramp": "linear"}}, b=4, c=2)
     options = {"streams": 4, "draws": "even", "shuffle_buffer_size": 1}
-    expected = step([of_before(open_loader(path, **options))], 60)
+    expected = step([of_before(open_loader(path, **options), version)], 60)
     assert expected != step([open_loader(path, **options)], 60)
-    loader = of_before(open_loader(path, **options))
+    loader = of_before(open_loader(path, **options), version)
     got = step([loader], saved_at)
     state = loads(dumps(loader.save_state_rank()))
-    assert "draws" not in state["fingerprint"]
+    assert state["fingerprint"].get("draws") == draws
     for world in (1, 2):
         others = [open_loader(path, rank, world, **options) for rank in range(world)]
         for each in others:

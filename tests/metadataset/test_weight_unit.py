@@ -82,7 +82,7 @@ def furthest(batches, weights_at):
             assert weights[text[0]]
             for stream in (None, number % STREAMS):
                 for name, weight in weights.items():
-                    behind[stream][name] += Fraction(weight, sum(weights.values())) * tokens_of(text)
+                    behind[stream][name] += Fraction(weight) / sum(weights.values()) * tokens_of(text)
                 behind[stream][text[0]] -= tokens_of(text)
         worst["stream"] = max(worst["stream"], *map(abs, behind[number % STREAMS].values()))
         worst["job"] = max(worst["job"], *map(abs, behind[None].values()))
@@ -127,6 +127,16 @@ def test_shares_of_tokens_follow_changes_and_other_topologies(folder):
         got += take(loaders, (until - len(got)) // world)
         states = [loads(dumps(loader.save_state_rank())) for loader in loaders]
     assert got == expected
+
+
+def test_shares_of_tokens_follow_a_long_ramp(folder):
+    """Of one stream, so that no other adds to its distance."""
+    path = write(folder / "ramp.yaml", document(a={0: 0, 800: {"to": 9, "ramp": "linear"}}))
+    config, order = WorkerConfig(0, 1, 0), {"max_samples_per_sequence": 10, "shuffle_buffer_size": None}
+    dataset = get_train_dataset(path, worker_config=config, batch_size=BATCH, task_encoder=Texts(), **order)
+    batches = take([get_savable_loader(dataset)], 800)
+    line = furthest(batches, lambda at: {**WEIGHTS, "a": Fraction(9 * (2 * at + 1), 1600)})
+    assert line["job"] <= 50 * 40
 
 
 def test_a_record_of_a_run_tells_the_batches(folder, tmp_path):

@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from repetitions import examples
 
-from energon_stream.config.weight_schedule import parse_schedule, weight_at
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.schedule import (
     BlendPlan,
@@ -260,24 +259,3 @@ def test_a_stream_without_samples_of_the_sources_with_weight_is_named():
     blend = BlendPlan(tuple(child.child for child in plan_of((1.0, 1.0, 1.0)).children), (1.0, 1.0, 0.0))
     with pytest.raises(ConfigError, match="that end"):
         build_schedule(blend, num_streams=1, stream=0, key=1)
-
-
-@pytest.mark.parametrize(("first", "last"), [(1, 3), (0, 1)])
-def test_a_ramp_with_even_draws_is_near_the_line(first, last):
-    """Each round ends within a sample of the stairs, and these are near the line, counted in fractions."""
-    size, per_batch, streams = 2048, 32, 8
-    stairs = parse_schedule({0: first, size: {"to": last, "ramp": "linear"}}, "here")
-    later = [WeightChange(batch, (weight, 1.0)) for batch, weight in stairs]
-    rules = [EvenDraws(later, range(streams), stream, streams, per_batch) for stream in range(streams)]
-    states = [rule.fresh(0) for rule in rules]
-    drawn, exact, line = 0, Fraction(0), 0.0
-    for number in range(size // streams):
-        for stream, rule in enumerate(rules):
-            batch = number * streams + stream
-            found, states[stream] = rule.take(number * per_batch, states[stream], per_batch)
-            weight = Fraction(weight_at(stairs, batch))
-            drawn, exact = drawn + int((found == 0).sum()), exact + per_batch * weight / (weight + 1)
-            middle = first + (last - first) * (batch + 0.5) / size
-            line += per_batch * middle / (middle + 1)
-        assert abs(drawn - exact) <= 1
-        assert abs(float(exact) - line) <= 2 * size * per_batch / 65_536
