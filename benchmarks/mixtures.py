@@ -13,6 +13,7 @@ draws 1,024 rounds ahead, and again when they are consumed, as readers do. ``--d
 ``--plans 1000`` prints how far sources are from their shares in random plans of weights, and nothing else.
 ``--lines`` does so for weights that go along lines, with 64 streams, and up to 10 million samples. Shares are
 counted by whole numbers from the words of the page: each batch has the weights of the lines in its middle.
+``--least`` prints how near any rule can stay to shares that it does not know ahead.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from fractions import Fraction
+from itertools import count, product
 from pathlib import Path
 
 from energon_stream import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
@@ -260,6 +262,43 @@ def report_lines():
     report_line("segments of 200 batches, from and to 0", [*some(20, [200] * 20, 0.3), one], 1)
 
 
+def least_distance(sources, parts):
+    """The least distance that some rule can keep to shares that are set before each draw, by trying all.
+
+    Shares are multiples of 1 / ``parts``. What sources are behind is counted in these. A rule can keep a
+    distance if there is a set of states with it, begun with none behind, that no shares lead out of.
+    """
+    shares = [each for each in product(range(parts + 1), repeat=sources) if sum(each) == parts]
+    return Fraction(next(most for most in count(1) if can_keep(sources, parts, most, shares)), parts)
+
+
+def can_keep(sources, parts, most, shares):
+    """Whether some rule is never further off than so many parts."""
+    states = {
+        tuple(sorted((*each, -sum(each))))
+        for each in product(range(-most, most + 1), repeat=sources - 1)
+        if abs(sum(each)) <= most
+    }
+    before = None
+    while states != before:
+        before = states
+        states = {each for each in before if all(can_stay(each, some, parts, before) for some in shares)}
+    return (0,) * sources in states
+
+
+def can_stay(state, shares, parts, states):
+    """Whether a draw of some source with a share leads to one of the states."""
+    now = [behind + share for behind, share in zip(state, shares, strict=True)]
+    draws = (source for source, share in enumerate(shares) if share)
+    return any(tuple(sorted([*now[:at], now[at] - parts, *now[at + 1 :]])) in states for at in draws)
+
+
+def report_least():
+    print("| sources | shares in parts of | least distance, in samples |\n|--:|--:|--:|")
+    for sources, parts in ((2, 6), (3, 6), (3, 12), (4, 6), (4, 8), (5, 4), (5, 6)):
+        print(f"| {sources} | {parts} | {float(least_distance(sources, parts)):.2f} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -267,13 +306,14 @@ def main():
     parser.add_argument("--draws", type=int, default=1_000_000)
     parser.add_argument("--plans", type=int)
     parser.add_argument("--lines", action="store_true")
+    parser.add_argument("--least", action="store_true")
     options = parser.parse_args()
     draws = options.draws
     if options.plans is not None:
         report_plans(options.plans)
         return
-    if options.lines:
-        report_lines()
+    if options.lines or options.least:
+        report_lines() if options.lines else report_least()
         return
     report_times()
     if not draws:
