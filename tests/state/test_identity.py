@@ -14,6 +14,7 @@ from itertools import islice
 
 import pytest
 import topologies
+from repetitions import is_nightly
 from told import told
 
 from energon_stream import (
@@ -36,7 +37,8 @@ TEXT = {"__module__": "megatron.energon", "__class__": "TextSample"}
 YAML = {"sample_type": TEXT, "field_map": {"text": "txt"}}
 NAMES = "abcdefghijklmnopqr"
 SHARDS, PER_SHARD = 2, 10
-GIVEN, FOLLOWING = 130, 260  # batches before and after the state: several passes of each dataset
+# Batches before and after the state: several passes of each dataset; by day the second pass at least.
+GIVEN, FOLLOWING = (130, 260) if is_nightly() else (66, 132)
 
 
 def put(folder, name, letter=None, shards=SHARDS, **options):
@@ -469,7 +471,7 @@ def run_ranks(kind, folder, names, world, steps, states=None, workers=0):
     return found, saved, loaders[0].restore_report
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("kind", "names", "before", "after", "workers"),
     [
