@@ -199,6 +199,7 @@ def measured(folder, world, workers, encoder, steps=STEPS, **packing):
     return stats, sums
 
 
+@pytest.mark.every(3)  # with and without workers, and what is left out
 @pytest.mark.parametrize("encoder", [Packs, Loses])
 @pytest.mark.parametrize(("world", "workers"), [(2, 0), (4, 1)])
 def test_statistics_tell_the_balance_of_what_batches_have(folder, world, workers, encoder):

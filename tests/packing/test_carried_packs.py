@@ -213,7 +213,7 @@ def go_on(path, size, encoder, states, world, workers, begin, count):
     return topologies.go_on(open_rank, world, states, begin, count)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("encoder", "size"),
     [(Encoder, BUFFER), (Encoder, "stream"), (Ready, 16), (ReadyGreedy, "stream"), (Groups, BUFFER)],

@@ -29,6 +29,7 @@ def windows_of(lengths, streams, mixed, count, chapter=0, passes=None):
     return list(itertools.islice(packs.windows(), count))
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", ["uniform", "lognormal", "clustered"])
 @pytest.mark.parametrize(("streams", "chapter"), [(2, 0), (8, 0), (4, 3), (8, 4), (12, 2)])
 def test_streams_have_few_runs_of_neighbours_and_even_steps(kind, streams, chapter):
@@ -64,6 +65,7 @@ def runs_of(window, ranks):
     return sum(1 + int((np.diff(np.sort(own)) > 1).sum()) for own in of_ranks)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["uniform", "lognormal"])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_ranks_read_a_few_runs_of_a_chapter(kind, ranks):

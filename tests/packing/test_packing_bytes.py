@@ -90,6 +90,7 @@ def test_a_pass_reads_the_planned_samples_and_nothing_else(server):
     assert made == covered(ranges, 0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("ranks", "streams", "most"), [(1, 2, 40), (2, 2, 120), (1, 8, 40)])
 def test_small_samples_are_read_by_large_requests(tmp_path, ranks, streams, most):
     """4,000 samples of 1 to 6 kB: no more requests than slices of 100, if one process has all streams.

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 from packed import CAPACITY, SAMPLES, STREAMS, Packs, opened, taken, tokens, with_states, write
+from repetitions import is_nightly
 
 from energon_stream import DefaultTaskEncoder, compute_costs, get_savable_loader, read_costs, stateless
 from energon_stream.errors import ConfigError, CostsError
@@ -23,13 +24,12 @@ def folder(tmp_path_factory):
 def test_global_steps_are_the_same_on_any_ranks(folder, workers):
     count = 48
     expected = taken(opened(folder), count)
-    for world in (1, 2, 4):
+    is_short = workers and not is_nightly()  # one rank of two has workers by day
+    for world in (2,) if is_short else (1, 2, 4):
         if workers and STREAMS // world < workers:
             continue
-        found = [None] * count
-        for rank in range(world):
-            found[rank::world] = taken(opened(folder, rank, world, workers), count // world)
-        assert found == expected
+        for rank in (1,) if is_short else range(world):
+            assert taken(opened(folder, rank, world, workers), count // world) == expected[rank::world]
 
 
 def test_each_sample_comes_once_in_a_pass(folder):
@@ -52,7 +52,7 @@ def test_resume_is_exact_at_random_places(folder):
     values, states = with_states(dataset, 160)
     draw = random.Random(1)
     in_carried = 0
-    for _ in range(40):
+    for _ in range(40 if is_nightly() else 16):
         at = draw.randrange(150)
         saved, rotation = states[at]
         resumed = StreamRunner(dataset, range(STREAMS), saved, rotation.copy())

@@ -72,6 +72,7 @@ def test_streams_of_a_process_share_windows_and_do_not_look_further(folder, stre
     assert load.packs <= (32 + 12) * packs
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("streams", "each"), [(256, 4), (256, 1), (64, 64)])
 @pytest.mark.parametrize("long", [False, True])
 def test_planning_takes_microseconds_a_sample(streams, each, long):

@@ -11,7 +11,7 @@ def root(tmp_path_factory):
 
 
 def test_batches_after_resumes_are_those_of_a_run_that_nothing_disturbs(root):
-    assert differing(root, 12 if is_nightly() else 6, seed=3, workers=0) == []
+    assert differing(root, 12 if is_nightly() else 4, seed=3, workers=0) == []
 
 
 @pytest.mark.slow

@@ -56,6 +56,7 @@ def test_states_go_on_with_windows_on_any_ranks(path):
     assert going_on(path, None, 60)[0] != found  # a new run has chapters
 
 
+@pytest.mark.slow  # the next test has what such a state leaves to other loaders
 def test_a_loader_that_refuses_such_a_state_plans_as_before(path):
     (expected,), _ = going_on(path, None, 1)
     loader = get_savable_loader(opened(path, 0, 4, overlong="error"))
@@ -95,6 +96,7 @@ def test_states_of_several_costs_go_on_with_their_packs(path):
     assert begun + going_on(path, states, 35, 2, packing)[0] == undisturbed
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("states", "algorithm"), [([EARLIER], 4), (None, 7)])
 def test_the_record_of_a_run_says_which_packs_it_has(path, tmp_path, states, algorithm):
     run = str(tmp_path / "run")
