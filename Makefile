@@ -166,7 +166,7 @@ ray:
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/python -m pip install -q -c constraints.txt torch
 	.venv-ray/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test,ray]'
-	.venv-ray/bin/python -m pytest -m '' tests/engine
+	.venv-ray/bin/python -m pytest -m '' --timeout 3600 tests/engine
 
 # Conversions from the formats whose packages pin what the library must not pin; equal there and in 7.4.1.
 convert: convert-environment interop-environment

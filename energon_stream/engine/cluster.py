@@ -28,15 +28,16 @@ class RayEngine(TaskEngine):
     and must reach the dataset under the same URL or path.
 
     Args:
-        address: Address of an existing cluster, such as ``10.0.0.1:6379``, ``ray://host:10001`` or ``auto``.
-            None: the cluster that the program is connected to, else that of ``RAY_ADDRESS``, else one of this
-            machine, else a new one, which listens on the loopback interface only.
+        address: Address of an existing cluster, such as ``10.0.0.1:6379``, ``ray://host:10001`` or ``auto``;
+            ``local`` for a new one of this machine, which listens on the loopback interface only. None: the
+            cluster that the program is connected to, else that of ``RAY_ADDRESS``, else one of this machine,
+            else a new one.
         runtime_env: What the tasks need on the nodes, as ``ray.init`` takes it, such as environment
             variables with credentials.
 
     Raises:
         MissingPackageError: (On use.) Ray is not installed.
-        ConfigError: (On use.) There is no cluster at the address.
+        ConfigError: (On use.) There is no cluster at the address, or Ray cannot start one.
 
     Example:
         >>> from energon_stream import RayEngine
@@ -51,23 +52,7 @@ class RayEngine(TaskEngine):
     def _open(self, function: Callable[[Any], Any]) -> Iterator[_Cluster]:
         is_ours = not _ray.is_initialized()
         if is_ours:
-            try:
-                found = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", self._address or "")
-                if found is not None:  # Ray would try for minutes where nothing listens
-                    socket.create_connection((found[1], int(found[2])), _SECONDS_TO_CONNECT).close()
-                options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
-                options["runtime_env"] = None if self._runtime_env is None else dict(self._runtime_env)
-                try:
-                    _ray.init(address=self._address or "auto", **options)
-                except ConnectionError:
-                    if self._address is not None or os.environ.get("RAY_ADDRESS"):
-                        raise
-                    with _without_other_nodes():
-                        _ray.init(address="local", include_dashboard=False, **options)
-            except (OSError, RuntimeError, ValueError) as error:
-                raise ConfigError(
-                    f"Ray cannot be reached: {error}", where=self._address, hint="check the address"
-                ) from error
+            self._connect()
         runner = _Cluster(function)
         try:
             yield runner
@@ -75,6 +60,31 @@ class RayEngine(TaskEngine):
             runner.close()
             if is_ours:
                 _ray.shutdown()
+
+    def _connect(self) -> None:
+        options: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False}
+        options["runtime_env"] = None if self._runtime_env is None else dict(self._runtime_env)
+        address = self._address or os.environ.get("RAY_ADDRESS", "")
+        is_new = address == "local"
+        try:
+            found = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address)
+            if found is not None:  # Ray would try for minutes where nothing listens
+                socket.create_connection((found[1], int(found[2])), _SECONDS_TO_CONNECT).close()
+            if not is_new:
+                try:
+                    _ray.init(address=address or "auto", **options)
+                except ConnectionError:
+                    if address:
+                        raise
+                    is_new = True
+            if is_new:
+                with _without_other_nodes():
+                    _ray.init(address="local", include_dashboard=False, **options)
+        except Exception as error:  # Ray's own do not share a class
+            what, hint = "reached", "check the address"
+            if is_new:  # a node gives its processes 15 seconds, and nothing changes that
+                what, hint = "started", "on a busy machine, work in processes: LocalEngine, --engine local"
+            raise ConfigError(f"Ray cannot be {what}: {error}", where=address or None, hint=hint) from error
 
 
 @contextmanager

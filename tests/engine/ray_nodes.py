@@ -8,6 +8,7 @@ installed: ``make ray``.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import shutil
@@ -27,9 +28,51 @@ from energon_stream import (
 )
 from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.testing.datasets import TEXT_YAML, write_shards
+from energon_stream.testing.servers import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS_A_PART = 500
+SECONDS = 3000  # that a busy machine may take for anything
+# Ray reads these when it is imported, and its processes when they start. A killed node refuses at once.
+os.environ |= dict.fromkeys(
+    (
+        "RAY_raylet_start_wait_time_s",
+        "RAY_raylet_client_num_connect_attempts",
+        "RAY_worker_register_timeout_seconds",
+        "RAY_gcs_server_port_wait_time_s",
+        "RAY_gcs_server_request_timeout_seconds",
+        "RAY_gcs_rpc_server_reconnect_timeout_s",
+        "RAY_py_gcs_connect_timeout_s",
+    ),
+    str(SECONDS),
+)
+os.environ |= dict.fromkeys(("RAY_agent_register_timeout_ms", "RAY_health_check_timeout_ms"), f"{SECONDS}000")
+os.environ |= {"RAY_worker_niceness": "0"}  # 15 by default: tasks starve on a busy machine
+
+
+def wait_for_agents():
+    """Let the nodes of this process wait for their agents, to which Ray gives 15 seconds to say their ports.
+
+    The agent of environments gets its port; of the others stands what they say without ``ray[default]``.
+    """
+    from ray._private import services
+
+    start, others = services.start_raylet, ("metrics_agent", "metrics_export", "dashboard_agent_listen")
+
+    def started(*args, **given):
+        known = inspect.signature(start).bind(*args, **given).arguments
+        for name in others:
+            Path(known["session_dir"], f"{name}_port_{known['node_id']}").write_text("-1")
+        return start(**known | {"runtime_env_agent_port": free_ports(1)[0]})
+
+    services.start_raylet = started
+
+
+def add_node(cluster, cpus):
+    """Add a node, and wait for it."""
+    node = cluster.add_node(num_cpus=cpus, include_dashboard=False, wait=False)
+    cluster.wait_for_nodes(timeout=SECONDS)
+    return node
 
 
 @contextmanager
@@ -38,8 +81,8 @@ def one_node():
     from ray.cluster_utils import Cluster
 
     os.environ["PYTHONPATH"] = f"{REPOSITORY}:{Path(__file__).parent}"  # of the nodes
-    os.environ |= {"RAY_worker_niceness": "0"}  # 15 by default: tasks starve on a busy machine
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster()
+    add_node(cluster, 1)
     try:
         yield cluster
     finally:
@@ -48,9 +91,11 @@ def one_node():
 
 @contextmanager
 def second_node(cluster, is_time):
-    """Add a node with two CPUs, and kill it as soon as ``is_time()``; yields a list that gets the time."""
-    node = cluster.add_node(num_cpus=2)
-    cluster.wait_for_nodes()
+    """Add a node with two CPUs, and kill it as soon as ``is_time()``.
+
+    Yields a list that gets the time, and the thread that kills.
+    """
+    node = add_node(cluster, 2)
     killed: list[float] = []
     over = threading.Event()
 
@@ -64,7 +109,7 @@ def second_node(cluster, is_time):
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        yield killed
+        yield killed, killer
     finally:
         over.set()
         killer.join()
@@ -108,7 +153,7 @@ def prepare(folder, out, engine, on_done):
 
 def convert(folder, out, engine, on_done):
     """Convert the table."""
-    convert_dataset(folder / "table.jsonl", folder / out, max_size=1, engine=engine, progress=on_done)
+    convert_dataset(folder / "table.jsonl", folder / out, max_count=200, engine=engine, progress=on_done)
 
 
 def repair(folder, out, engine, on_done):
@@ -125,11 +170,13 @@ def compare(cluster, folder, name):
 
     def on_done(number, tasks):
         done.append((time.monotonic(), tasks))
+        if number == 3 * tasks // 4:
+            killer.join()  # or Ray might be done before
 
     job(folder, f"{name}-local", LocalEngine(2), None)
-    with second_node(cluster, lambda: bool(done) and len(done) > done[0][1] // 4) as killed:
+    with second_node(cluster, lambda: bool(done) and len(done) > done[0][1] // 4) as (killed, killer):
         job(folder, f"{name}-ray", RayEngine(cluster.address), on_done)
-    assert killed, "Ray was done before the node was killed"
+    assert killed, "the node was not killed"
     assert files(folder / f"{name}-local") == files(folder / f"{name}-ray")
     return sum(at < killed[0] for at, _ in done), len(done)
 
@@ -148,6 +195,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--shards", type=int, default=200)
     options = parser.parse_args()
+    wait_for_agents()
     with tempfile.TemporaryDirectory() as folder, one_node() as cluster:
         write_sources(Path(folder), options.shards)
         for name in JOBS:

@@ -1,5 +1,9 @@
 """The engine on a Ray cluster of two nodes on this machine; `make ray` installs Ray and runs this."""
 
+import os
+import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +17,11 @@ from energon_stream.errors import ConfigError, CorruptTarError, WorkerError
 from energon_stream.testing.datasets import prepared_binary_dataset
 
 ray = pytest.importorskip("ray", reason="`make ray` installs Ray and runs this")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _busy_machine():
+    ray_nodes.wait_for_agents()
 
 
 def test_a_cluster_of_its_own_listens_on_the_loopback_interface_only(monkeypatch):
@@ -29,6 +38,31 @@ def test_a_module_that_nodes_lack_is_named(monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(WorkerError, match=r"could not begin a task: .*No module named 'engine_tasks'"):
         list(RayEngine().map(engine_tasks.listening, [None]))
+
+
+LATE = """
+import sys, time
+if any("agent" in word for word in sys.orig_argv):
+    time.sleep(40)
+"""
+FAILS = """
+from energon_stream import RayEngine
+from energon_stream.errors import ConfigError
+try:
+    list(RayEngine("local").map(len, ["a"]))
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_that_cannot_start_is_an_error(tmp_path):
+    """Its processes start late, as on a busy machine: Ray gives up by an exception without a name."""
+    (tmp_path / "sitecustomize.py").write_text(LATE)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env["PYTHONPATH"] = f"{tmp_path}:{ray_nodes.REPOSITORY}"
+    done = subprocess.run([sys.executable, "-c", FAILS], env=env, capture_output=True, text=True, check=False)
+    assert re.match(r"Ray cannot be started: .*timed out.*--engine local", done.stdout), done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = path.removeprefix("/api/").split("/")
         root, (action, *rest) = hub.root.joinpath(*parts[:3]), [*parts[3:], ""][: max(1, len(parts) - 3)]
         is_bucket = parts[0] == "buckets"
-        if not root.is_dir():
+        if len(parts) < 3 or not root.is_dir():  # a name has an owner; old clients ask without it too
             code = "BucketNotFound" if is_bucket else "RepoNotFound"
             return self._send(404, b"", {"X-Error-Code": code, "X-Error-Message": "no such place"})
         if action == "revision" and rest != ["main"]:
