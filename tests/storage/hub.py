@@ -96,7 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
         if action == "tree":
             return self._tree(root, "/".join(rest if is_bucket else rest[1:]), is_bucket, query, url)
         if action == "paths-info":
-            found = [root / each for each in json.loads(self.body)["paths"]]
+            given = json.loads if is_bucket else parse_qs  # of repositories, a form
+            found = [root / each for each in given(self.body.decode())["paths"]]
             return self._json([_about(root, each, is_bucket) for each in found if each.exists()])
         return self._send(404, b"")
 
