@@ -30,6 +30,7 @@ def without_workers(monkeypatch):
     monkeypatch.setattr(WorkerConfig, "default_worker_config", classmethod(lambda cls: config))
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_item_23_batches_of_either_dataset_60_to_40(pair):
     with blending.blended(*pair) as loader:
         batches = list(islice(loader, 200))

@@ -155,6 +155,7 @@ def test_random_saves_go_on_with_the_same_samples(texts, kind, saves):
     assert differing_saves(lambda: build(texts, kind), saves, max(60, saves + 10)) == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_workers(texts, kind):
     with get_loader(build(texts, kind)) as plain, get_loader(build(texts, kind, 2)) as forked:

@@ -408,7 +408,10 @@ def test_without_sizes_the_index_of_a_shard_is_read_once(bucket, s3_server):
 
 
 @pytest.mark.usefixtures("forked_spawn")
-@pytest.mark.parametrize(("method", "read_before"), [("fork", False), ("fork", True), ("spawn", True)])
+@pytest.mark.parametrize(
+    ("method", "read_before"),
+    [pytest.param("fork", False, marks=pytest.mark.slow), ("fork", True), ("spawn", True)],
+)
 def test_workers_of_torch_read_what_this_process_reads(bucket, method, read_before):
     dataset = open_dataset(**bucket)
     if read_before:

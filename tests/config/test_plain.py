@@ -129,7 +129,7 @@ def known(state):
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("transport", ["auto", "fsspec"])
+@pytest.mark.parametrize("transport", ["fsspec", "auto"])
 @pytest.mark.parametrize("kind", ["braces", "folder"])
 def test_order_samples_and_states_are_those_of_the_same_dataset_prepared(
     s3_server, bucket, options, prepared, kind, transport, workers

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from repetitions import examples
+from repetitions import examples, is_nightly
 
 from energon_stream import Limits, WorkerConfig, get_val_dataset
 from energon_stream.config.metadataset_files import MetadatasetFiles
@@ -111,7 +111,7 @@ def refused_or(function, *arguments, **options):
         assert taken < ROOM
 
 
-@examples(400)
+@examples(400 if is_nightly() else 200)
 @given(damaged(st.binary(max_size=60) | st.builds(as_yaml, VALUES)), st.sampled_from(["x.yaml", "x.json"]))
 def test_documents(data, name):
     found = refused_or(load_document, data, name, LIMITS)
