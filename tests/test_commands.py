@@ -67,7 +67,7 @@ SMALLEST = {
     "tests/packing/resumes.py": ["3"],
     "tests/state/mutate_states.py": ["--structured 5 --bytes 5"],
     "tests/state/save_states.py": [str(ROOT)],
-    "tests/verdicts/bottlenecks.py": ["--runs 3 --seconds 0.5"],
+    "tests/verdicts/bottlenecks.py": ["--runs 2 --seconds 0.5"],
 }
 """Arguments with which a program soon ends, once or more."""
 ELSEWHERE = {
