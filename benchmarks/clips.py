@@ -319,7 +319,7 @@ def flat(folder: Path, count: int) -> None:
 
 def _memory_text(seen: dict[int, int], count: int) -> str:
     """MiB at some moments, and the most after the first of them."""
-    moments = [number for number in MOMENTS if number <= count]
+    moments = [*(number for number in MOMENTS if number < count), count]
     most = max(seen[number] for number in range(moments[0], count + 1))
     at = ", ".join(f"{seen[number]} MiB after {number}" for number in moments)
     return f"{at} clips; at most {most} from then on"

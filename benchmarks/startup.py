@@ -109,7 +109,7 @@ def report_info(server, urls):
         f"\n| `info`: shards | split.yaml | seconds (median of {INFO_ROUNDS}) | requests |\n|--:|---|--:|--:|"
     )
     access = {"AWS_ENDPOINT_URL": server.endpoint_url, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
-    command = [Path(sys.executable).with_name("energon-stream"), "info"]
+    command = [sys.executable, "-m", "energon_stream", "info"]
     for (shards, listed), url in urls.items():
         times = []
         for _ in range(INFO_ROUNDS):
