@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,12 +17,14 @@ import numpy as np
 from energon_stream.arrays import Int64Array
 from energon_stream.rng import derive_key, uniform
 from energon_stream.schedule.pack_planning import (
+    EVEN,
     Load,
     deal_own,
     in_units,
     open_packs,
     pack_lengths,
     pack_loads,
+    unevenness,
 )
 from energon_stream.schedule.plan import bit_reversal
 
@@ -30,14 +33,20 @@ if TYPE_CHECKING:
 
 CHAPTER = 1 << 15
 """Samples of the windows whose packs are dealt together: readers look as far ahead."""
-_REST = 0.93  # fill of the packs after the last whole step: each stream has few
+FILLS = (0.99, 0.98), (0.98, 0.98), (0.98, 0.96), (0.975, 0.93)
+"""Fills that are tried in the last chapter, and those of the packs after its last whole step over these."""
 _CLOSE = 1000  # parts differ by this share of the larger one where they are cut
 _FITS = 50  # weight of what parts differ more in length, in which they must fit
-_REACHES = (16, 24), (8, 24), (4, 24), (2, 24), (1, 24)
+_REACHES = (4, 24), (2, 24), (1, 24)
 """Shares of the pieces around a cut that may change sides, with places of these to try; the nearest first."""
 _BESIDE = 12  # places on each side of the best that are tried then
 _TRIED = 32  # pieces that may be exchanged for a run where no cut makes even parts
+_TIGHT = 1.003, 1.006  # rooms over the mean that are tried first where a load is the length
 _ROUNDS = 6  # of swaps between the steps of a stream
+_TURNS = 3  # in which two steps are dealt anew
+_APART = 7  # steps between these, at most
+_SPLIT = 4  # packs of a step that are dealt anew at once
+_GOALS = np.linspace(0.6, 1.4, 33)  # loads of a step over the mean that are tried then
 
 
 def order_by_place(
@@ -141,6 +150,41 @@ def _exchange(parts: Int64Array, is_first: npt.NDArray[np.bool_], gap: int) -> N
         is_first[[*run.tolist(), int(pieces[piece])]] ^= True
 
 
+def split_anew(loads: Int64Array, steps: Int64Array, rest: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Let each stream deal the packs of two steps anew, until a step has about the same load in all streams.
+
+    Of the ways to deal some packs, a stream takes that which comes nearest to a goal of all. ``rest``
+    are packs after the last step, whose loads are free. ``steps`` has packs in the shape (streams, steps,
+    packs), ``rest`` of (streams, packs), and so have the results.
+    """
+    bins, count = [*steps.transpose(1, 0, 2), rest], steps.shape[1]
+    pairs = combinations(range(count + (rest.size > 0)), 2)
+    near = [(one, other) for one, other in pairs if other - one <= _APART]
+    for turn, (one, other) in product(range(_TURNS), near):
+        packs = [np.roll(bins[number], turn * _SPLIT, axis=1) for number in (one, other)]
+        sums = np.stack([loads[own].sum(axis=1) for own in packs], axis=1)
+        even = 1 if other == count else 2  # of the two that have to be
+        worst = unevenness(sums[:, :even]).max()
+        if worst <= EVEN:
+            continue
+        some = [own[:, :_SPLIT] for own in packs]
+        both, size = np.concatenate(some, axis=1), some[0].shape[1]
+        ways = np.array(list(combinations(range(both.shape[1]), size)))
+        first = loads[both][:, ways].sum(axis=2) + (sums[:, 0] - loads[some[0]].sum(axis=1))[:, None]
+        total = sums.sum(axis=1)
+        goals = _GOALS[:, None] * sums[:, 0].mean() + (total - total.mean()) / 2 * (even - 1)
+        best = np.abs(first - goals[:, :, None]).argmin(axis=2)
+        after = np.take_along_axis(first, best.T, axis=1).T
+        found = unevenness(np.stack([after, total - after], axis=2)[..., :even]).max(axis=1)
+        if found.min() < worst:
+            way = ways[best[found.argmin()]]
+            is_left = (way[:, :, None] != np.arange(both.shape[1])).all(axis=1)
+            packs[0][:, :size] = np.take_along_axis(both, way, axis=1)
+            packs[1][:, :_SPLIT] = both[is_left].reshape(some[1].shape)
+            bins[one], bins[other] = packs
+    return np.stack(bins[:-1], axis=1), bins[-1]
+
+
 class ChapterSteps(NamedTuple):
     """The size of a chapter."""
 
@@ -150,6 +194,7 @@ class ChapterSteps(NamedTuple):
     streams: int
     capacity: int
     room: int  # of a pack that is used, in the mean
+    rest: float  # the same of a pack after the last whole step, by that room
 
 
 def pack_chapter(
@@ -163,7 +208,7 @@ def pack_chapter(
     steps, left, streams, each = made.steps, 0, made.streams, made.packs // made.streams
     if is_last:
         steps, left = divmod(int(lengths.sum()), made.packs * made.room)
-    rest = math.ceil(left / (_REST * made.room))
+    rest = math.ceil(left / (made.rest * made.room))
     if steps and rest >= made.packs:  # all steps are less full
         steps, left, rest = steps + 1, 0, 0
     if not steps or steps > made.steps:
@@ -181,14 +226,16 @@ def pack_chapter(
     owner = np.empty(len(lengths), dtype=np.int64)
     owner[place] = share_evenly(parts[place], of_blocks)
     pack = np.empty(len(lengths), dtype=np.int64)
-    first, firsts = 0, list[list[int]]()
+    first, firsts, tight = 0, list[list[int]](), _TIGHT if load == "linear" else ()
     for stream, counts in enumerate(sizes):
         mine = np.flatnonzero(owner == blocks[stream])
         window = share_evenly(parts[mine], weights[stream])
         firsts.append([])
         for number, size in enumerate(counts):
             some = mine[window == number]
-            found = pack_lengths(lengths[some], made.capacity, size)
+            rooms = [min(made.capacity, int(share * lengths[some].sum() / size)) for share in tight]
+            tries = (pack_lengths(lengths[some], room, size) for room in (*rooms, made.capacity))
+            found = next((own for own in tries if own is not None), None)
             if found is None or len(some) < size:
                 return None
             pack[some] = open_packs(found, size) + first
@@ -196,12 +243,13 @@ def pack_chapter(
             first += size
     units = in_units(pack_loads(lengths, pack, first, load)[:, None])
     dealt: list[list[int]] = [[] for _ in range(streams)]
+    free = np.array([starts[-1] for starts in firsts])[:, None] + np.arange(min(rests))
     for number, size in enumerate(windows):
         every = np.array([starts[number] for starts in firsts])[:, None] + np.arange(size)
-        steps_of = deal_own(units, every, size // each, _ROUNDS)
+        steps_of, free = split_anew(units[:, 0], deal_own(units, every, size // each, _ROUNDS), free)
         order = np.argsort(uniform(derive_key(key, "order", number), np.arange(size // each)), kind="stable")
         for stream, some in enumerate(steps_of[:, order].reshape(streams, size).tolist()):
             dealt[stream] += some
-    for stream, own in enumerate(rests):
-        dealt[stream] += range(firsts[stream][-1], firsts[stream][-1] + own) if own else ()
+    for own, some, starts, count in zip(dealt, free.tolist(), firsts, rests, strict=True):
+        own += [*some, *range(starts[-1] + len(some), starts[-1] + count)]
     return pack, dealt

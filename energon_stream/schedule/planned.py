@@ -16,7 +16,7 @@ import numpy as np
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
 from energon_stream.schedule.balance import loads_of_steps
-from energon_stream.schedule.chapters import CHAPTER, ChapterSteps, order_by_place, pack_chapter
+from energon_stream.schedule.chapters import CHAPTER, FILLS, ChapterSteps, order_by_place, pack_chapter
 from energon_stream.schedule.exchange import exchange_samples
 from energon_stream.schedule.neighbours import pack_neighbours
 from energon_stream.schedule.pack_planning import (
@@ -212,10 +212,10 @@ class JobPacks:
     ) -> tuple[PlannedWindow | None, tuple[bool, float, float]]:
         """Return packs of neighbours that have about ``room``, as of :func:`pack_chapter`, and their cost."""
         spec, sums = self.spec, np.cumsum(lengths)
-        for share in _DENSE:
+        for share, rest in FILLS if is_last else FILLS[::3]:
             fill = int(share * room)
             steps = ChapterSteps(
-                spec.packs // spec.step, spec.window, spec.step, self.streams, spec.capacity, fill
+                spec.packs // spec.step, spec.window, spec.step, self.streams, spec.capacity, fill, rest
             )
             count = int(np.searchsorted(sums, spec.packs * fill, side="right"))
             pieces = cut_pieces(lengths[:count], spec.capacity)

@@ -21,10 +21,11 @@ def lengths_of(kind):
     return np.clip(found, 1, CAPACITY).astype(np.int64)
 
 
-def windows_of(lengths, streams, mixed, count, chapter=0, passes=None):
-    plan = RepeatPlan(LeafPlan(0, np.arange(0, SAMPLES + 1, 500), OrderSpec(SLICE, 500, 16, 1)), passes)
+def windows_of(lengths, streams, mixed, count, chapter=0, passes=None, each=EACH, load="quadratic"):
+    shards = np.append(np.arange(0, len(lengths), 500), len(lengths))
+    plan = RepeatPlan(LeafPlan(0, shards, OrderSpec(SLICE, 500, 16, 1)), passes)
     order = build_schedule(plan, num_streams=1, stream=0, key=1, mixed=mixed)
-    spec = PackSpec(CAPACITY, streams * EACH, WINDOW, "quadratic", "error", chapter=chapter)
+    spec = PackSpec(CAPACITY, streams * each, WINDOW, load, "error", chapter=chapter)
     packs = JobPacks(order, spec, (lengths,), streams, 1)
     return list(itertools.islice(packs.windows(), count))
 
@@ -73,6 +74,30 @@ def test_ranks_read_a_few_runs_of_a_chapter(kind, ranks):
     (window,) = windows_of(lengths_of(kind), 8, SAMPLES, 2, chapter=10, passes=1)
     assert window.count == SAMPLES
     assert runs_of(window, ranks) <= 8 * ranks - 7
+
+
+@pytest.mark.parametrize(
+    ("samples", "streams", "each", "load"),
+    [
+        (2000, 32, 4, "quadratic"),
+        (3000, 32, 4, "quadratic"),
+        (4000, 32, 4, "quadratic"),
+        (8000, 32, 1, "linear"),
+    ],
+)
+def test_ranks_of_a_short_pass_read_a_few_runs_too(samples, streams, each, load):
+    """Steps of one to three, or of one pack a rank, were uneven, so that ranks read single samples."""
+    lengths = lengths_of("lognormal")[:samples]
+    (window,) = windows_of(lengths, streams, samples, 2, chapter=4, passes=1, each=each, load=load)
+    assert window.count == samples
+    assert runs_of(window, 4) <= 4 * streams
+    packs = [np.split(own.stop - own.start, own.ends[:-1]) for own in window.streams]
+    whole = min(map(len, packs)) // each * each
+    power = 1.0 if load == "linear" else 2.0
+    loads = [[(pack**power).sum() for pack in own[:whole]] for own in packs]
+    steps = np.array(loads).reshape(streams, -1, each).sum(axis=2)
+    assert (steps.max(axis=0) / steps.mean(axis=0)).max() <= 1.04
+    assert lengths.sum() / sum(map(len, packs)) >= 0.97 * CAPACITY
 
 
 def test_each_part_of_a_chapter_has_its_share_of_each_dataset():
