@@ -30,7 +30,7 @@ SIZES = {
 }
 STREAMS = {1: (1, 2, 8), 4: (1, 2, 8), 64: (1,)}
 """Streams of a rank, by the number of ranks."""
-MANY, OF_MANY = 64, {"1 KB": 64_000, "4 KB": 64_000, "20 KB": 32_000}
+MANY, OF_MANY = 64, {"1 KB": 32_000, "4 KB": 32_000, "20 KB": 32_000}
 """Ranks that share a larger dataset, and its samples: windows are larger, too."""
 CAPACITY, SHARD, SLICE, EACH = 8192, 500, 100, 10
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _ABOVE = 1.03  # level of a step over its heaviest sample, beside which a pack has others
 _TURNS = 6  # rounds of exchanges for each sample of a pack, in the mean
+_EVEN = 0.01  # of the mean of packs, by which all may differ at the end
+_CHECKED = 8  # rounds after which they are looked at
 _TRIED = 8  # samples of a pack that may change places in a round
 _PLACES = (0.754877, 0.569840)  # parts of all places from one round to the next, which never repeat
 
@@ -73,8 +75,10 @@ def exchange_samples(
         for number, (each, room) in enumerate(zip(costs, capacities, strict=True))
         if room is not None
     ]
-    tried = np.arange(min(_TRIED, len(held)))
+    tried, close = np.arange(min(_TRIED, len(held))), _EVEN * sums.mean(axis=1)
     for turn in range(_TURNS * count // packs):
+        if turn % _CHECKED == 0 and (np.ptp(sums, axis=1) <= close).all():
+            break
         kind, around = turn % (len(units) + 1), turn // (len(units) + 1)
         by = np.argsort(sums[kind] if kind < len(units) else sums.sum(axis=0), kind="stable")
         heavy, light = by[::-1][:half], by[(np.arange(half) - around) % half]

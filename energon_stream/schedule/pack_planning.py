@@ -342,29 +342,38 @@ def order_streams(sums: Int64Array, key: int) -> Int64Array:
     return digits.transpose(0, *range(len(factors), 0, -1)).reshape(steps, streams)
 
 
-def rankings(units: Int64Array, packs: Int64Array, key: int, *, each: bool) -> Iterator[Int64Array]:
-    """Yield packs, the heaviest first: by all kinds of load together, and by each. Ties are drawn."""
+def rankings(
+    units: Int64Array, packs: Int64Array, key: int, *, each: bool, drawn: bool
+) -> Iterator[Int64Array]:
+    """Yield packs, the heaviest first: by all kinds of load together, and by each.
+
+    Of equal ones, that comes first which is heavier in all kinds, or one is ``drawn``.
+    """
     ties = uniform(derive_key(key, "ties"), packs)
     kinds = units[packs].T
-    for by in [kinds.sum(axis=0), *(kinds if each and len(kinds) > 1 else ())]:
-        yield packs[np.lexsort((ties, -by))]
+    every = kinds.sum(axis=0)
+    for by in [every, *(kinds if each and len(kinds) > 1 else ())]:
+        yield packs[np.lexsort((ties, -by if drawn else -every, -by))]
 
 
-def deal_packs(loads: Float64Array, step: int, streams: int, key: int) -> list[list[int]]:
+def deal_packs(
+    loads: Float64Array, step: int, streams: int, key: int, *, drawn: bool = True
+) -> list[list[int]]:
     """Deal packs to global steps and streams, so that the streams' loads of each kind are even in each step.
 
     Steps have packs of all loads if they can be dealt evenly so. Few packs of a stream, or a pack that is
     heavier than the mean of a stream, make that impossible; then steps have packs of fewer loads, down to
     packs that are next to each other in load. Where nothing is even, the largest loads of all steps together
     are as small as can be. ``step``, the packs of a step, is a multiple of the streams; the rest of the
-    division comes last. ``loads`` has a column for each kind.
+    division comes last. ``loads`` has a column for each kind. Packs of equal loads come in the order of
+    :func:`rankings`.
     """
     units, steps = in_units(loads), len(loads) // step
     order = np.argsort(uniform(derive_key(key, "rest"), np.arange(len(loads))), kind="stable")
     last, whole = np.sort(order[steps * step :]), np.sort(order[: steps * step])
     dealt = np.zeros((0, streams, step // streams), dtype=np.int64)
     least = (True, math.inf, math.inf)
-    for ranked in rankings(units, whole, key, each=step == streams) if steps else ():
+    for ranked in rankings(units, whole, key, each=step == streams, drawn=drawn) if steps else ():
         for bins in _swapped(units, rows_of_steps(ranked, steps, streams, key)):
             cost = cost_of(units[bins].sum(axis=2))
             if cost < least:

@@ -269,20 +269,30 @@ class JobPacks:
             other = fill_beside_large(every, rooms, packs, self.streams)
             if other is not None:
                 own = PieceColumns(other[1], np.zeros_like(other[1]), every[other[1], 0])
-                even = self._deal(every, own, other[2], key)
+                made = self._exchanged(every[own.ref], *other[2:]) if self.spec.chapter else other[2]
+                even = self._deal(every, own, made, key)
                 if (cost := cost_of_streams(*even, self.spec.step)) < least:
-                    (count, pieces, pack), dealt, least = (other[0], own, other[2]), even[1], cost
-            is_beside = other is not None and pack is other[2]  # even already, but for the large samples
+                    (count, pieces, pack), dealt, least = (other[0], own, made), even[1], cost
+            is_beside = other is not None and pieces.ref is other[1]  # then all but large samples are even
             if least[0] and self.spec.chapter and not is_beside:
-                costs = every[pieces.ref]
-                alone = self.spec.loads(costs, np.arange(len(costs)), len(costs))
-                other_pack = exchange_samples(costs, alone, rooms, pack, self.spec.step)
-                even = self._deal(every, pieces, other_pack, key)
+                made = self._exchanged(every[pieces.ref], pack, np.zeros_like(pack))
+                even = self._deal(every, pieces, made, key)
                 if cost_of_streams(*even, self.spec.step) < least:
-                    pack, dealt = other_pack, even[1]
+                    pack, dealt = made, even[1]
         if near is not None and near[1][1] <= cost_of_streams(loads, dealt, self.spec.step)[1] + _NEARLY:
             return self._made(start, refs, *near[0])
         return self._made(start, refs, count, pieces, pack, dealt)
+
+    def _exchanged(self, costs: Int64Array, pack: Int64Array, group: Int64Array) -> Int64Array:
+        """Return the pack of each sample after exchanges in each group, as of :func:`exchange_samples`."""
+        found, rooms = pack.copy(), [kind.capacity for kind in self.spec.kinds]
+        loads = self.spec.loads(costs, np.arange(len(costs)), len(costs))
+        for number in np.unique(group):
+            mine = np.flatnonzero(group == number)
+            packs, own = np.unique(pack[mine], return_inverse=True)
+            step = next(size for size in (self.spec.step, self.streams, len(packs)) if len(packs) % size == 0)
+            found[mine] = packs[exchange_samples(costs[mine], loads[mine], rooms, own, step)]
+        return found
 
     def _deal(
         self, every: Int64Array, pieces: PieceColumns, pack: Int64Array, key: int
@@ -290,7 +300,8 @@ class JobPacks:
         """Return the loads of packs, and the packs of each stream."""
         costs = np.column_stack([pieces.stop - pieces.start, every[pieces.ref, 1:]])
         loads = self.spec.loads(costs, pack, int(pack.max(initial=-1)) + 1)
-        return loads, deal_packs(loads, self.spec.step, self.streams, key)
+        drawn = not self.spec.chapter
+        return loads, deal_packs(loads, self.spec.step, self.streams, key, drawn=drawn)
 
     def _made(
         self,

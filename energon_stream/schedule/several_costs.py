@@ -22,6 +22,7 @@ _FILLS = (0.98, 0.95, 0.9, 0.8, 0.65, 0.5)
 """Shares of the room that are tried after higher ones, if each sample took the largest of its costs."""
 
 _EVENLY = 0.975  # share in even packs that is preferred to packs that are fuller
+_PARTS = 10  # of a room, above which samples are counted
 _LARGE = 0.9  # share of a room from which on a sample has a pack of its own kind
 _BESIDE = tuple(number / 200 for number in range(196, 180, -1))  # shares of the room beside large samples
 _FEW = 4  # samples of a pack, in the mean, below which each is put into the fullest pack
@@ -170,6 +171,22 @@ def _best_fit(costs: Int64Array, capacities: Sequence[int | None], packs: int) -
     return found
 
 
+def most_that_fit(costs: Int64Array, capacities: Sequence[int | None], packs: int) -> int:
+    """Return a bound on how many of the first samples fit: a pack has one above a half of a room, and so on.
+
+    Example:
+        >>> most_that_fit(np.array([[4], [4], [1], [4], [4], [4]]), [10], packs=2)
+        5
+    """
+    limited = [(cost, room) for cost, room in zip(costs.T, capacities, strict=True) if room is not None]
+    counts = (
+        np.searchsorted(np.cumsum(cost * (number + 1) > room), number * packs, side="right")
+        for cost, room in limited
+        for number in range(1, _PARTS)
+    )
+    return int(min(counts, default=len(costs)))
+
+
 def fill_kinds(
     costs: Int64Array, capacities: Sequence[int | None], packs: int, is_last: bool, *, evenly: bool = False
 ) -> tuple[int, Int64Array, Int64Array]:
@@ -200,11 +217,12 @@ def fill_kinds(
         rooms_tried = [*range(room, every, max(1, packs // 64)), every]
         tries = [*((len(costs), number) for number in rooms_tried), *tries]
     fits = int(np.searchsorted(samples, packs, side="right"))  # as many samples as packs
-    tries = [(count if room < packs else max(count, fits), room) for count, room in tries]
+    bound = most_that_fit(costs * used[:, None], capacities, packs) if evenly else len(costs)
+    tries = [(count if room < packs else min(max(count, fits), bound), room) for count, room in tries]
     ways: list[tuple[tuple[bool, ...], int, int]]  # none of best fit
     ways = [((False, True), *each) for each in dict.fromkeys([*tries, (fits, packs)])]
     if evenly:
-        less = max(fits, int(np.searchsorted(most, _EVENLY, side="right")))
+        less = min(max(fits, int(np.searchsorted(most, _EVENLY, side="right"))), bound)
         ways = [((False,), *tries[0]), ((False,), less, packs), ((True,), *tries[0]), *ways[1:]]
         if samples[less - 1] < _FEW * packs:
             counts = [max(fits, int(np.searchsorted(most, share, side="right"))) for share in _OF_FEW]
@@ -220,12 +238,13 @@ def fill_kinds(
 
 def fill_beside_large(
     costs: Int64Array, capacities: Sequence[int | None], packs: int, streams: int
-) -> tuple[int, Int64Array, Int64Array] | None:
+) -> tuple[int, Int64Array, Int64Array, Int64Array] | None:
     """Return packs as :func:`fill_kinds` does, of which equally many for each stream have one full cost.
 
     A sample that takes most of a room has its own pack, unlike those of small samples. As many packs of
     small ones as fill up the last row are made alike: of those with much of that cost and little of others.
-    None where all streams have equally many large samples, or fewer than one, or small ones do not suffice.
+    Last is the group of each sample: 0 of those, 1 of other small ones, 2 of large ones. None where all
+    streams have equally many large samples, or fewer than one, or small ones do not suffice.
     """
     used = costs[:, 0] > 0
     totals = costs[used].sum(axis=0)
@@ -255,5 +274,6 @@ def fill_beside_large(
             continue
         own, pack = np.concatenate([alike, rest]), np.concatenate([first, last + more])
         sums_of = np.stack([np.bincount(pack, each, minlength=packs) for each in parts[own].T])
-        return (count, own, pack) if sums_of.max(axis=0).mean() >= _FULL else None
+        group = np.where(pack < more, 0, 1 + is_large[own])
+        return (count, own, pack, group) if sums_of.max(axis=0).mean() >= _FULL else None
     return None

@@ -166,6 +166,37 @@ def test_two_packs_a_rank_make_even_steps_of_samples_that_are_larger_than_a_pack
     assert (sums / rooms(*costs)).max(axis=3).mean() >= 0.975
 
 
+def test_packs_are_as_full_as_five_pictures_a_pack_allow():
+    """Six do not fit. So windows with more pictures than texts end with the samples before one too many."""
+    costs = made(bimodal, 60_000)
+    text, patches = costs
+    assert 6 * patches.max() > rooms(*costs)[1] >= 5 * patches.max()
+    job, packs = planned(costs, 2), 8 * RANKS * 2
+    sums = delivered(job, costs, 2, windows=6)
+    fills = (sums / rooms(*costs)).max(axis=3).reshape(6, -1).mean(axis=1)
+    assert fills.mean() >= 0.97
+    at = job.job.begin()
+    for number, fill in enumerate(fills):
+        refs, _ = job.job.take(at, 12_000)
+        most = int(np.searchsorted(np.cumsum(patches[refs.index] > 0), 5 * packs, side="right"))
+        assert fill >= min(text[refs.index[:most]].sum() / (packs * ROOM), 0.975) - 0.001
+        at = job.window(0, number, at).after
+
+
+def test_with_one_pack_a_rank_full_packs_and_others_are_each_even():
+    """A step of full packs has few patches, and its mean is small; no order of these makes it even."""
+    costs = made(at_capacity, 60_000)
+    sums = delivered(planned(costs, 1), costs, 1, windows=6)
+    text, patches = ratios(sums).T
+    assert text.max() <= 1.04
+    assert patches.mean() <= 1.2
+    is_full = sums[:, :, 0, 0] == ROOM
+    assert patches[~is_full.any(axis=1)].max() <= 1.01
+    for own, full in zip(sums[:, :, 0], is_full, strict=True):
+        if 0 < full.sum() < RANKS:
+            assert np.ptp(own[~full, 1]) <= 0.01 * own[~full, 1].mean()
+
+
 @pytest.mark.parametrize("kind", [onevision, lognormal])
 def test_both_stay_even_after_skipped_samples_and_many_steps(kind):
     costs = made(kind, 60_000)
