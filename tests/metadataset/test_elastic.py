@@ -114,14 +114,14 @@ def test_the_batches_are_worth_comparing(unbroken):
 
 def test_every_topology_goes_on_where_another_stood(blend, unbroken):
     """All of them in one run, each begins in the middle of what the one before it did; few of them, with each
-    number of ranks and of workers, unless it is night.
+    number of ranks, unless it is night.
     """
-    few = [(1, 5), (2, 3), (3, 2), (4, 1), (6, 0), (8, 0)]
+    few = [(1, 5), (2, 0), (3, 1), (4, 0), (6, 0), (8, 0)]
     topologies = [*itertools.product(WORLDS, WORKERS)] if is_nightly() else few
     random.Random(1).shuffle(topologies)
     counts = [(7 * number) % 11 + 3 for number in range(len(topologies))]
     assert {world for world, _ in topologies} == {*WORLDS}
-    assert {workers for _, workers in topologies} == {*WORKERS}
+    assert {workers for _, workers in topologies} == ({*WORKERS} if is_nightly() else {0, 1, 5})
     assert sum(counts) <= BATCHES
     assert same_as_unbroken(blend, unbroken, topologies, counts)
 

@@ -208,6 +208,7 @@ def length_of(member):
     return len(member) if isinstance(member, str) else len(member[0][member[1]])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", SELECTORS)
 def test_restoring_at_every_step_continues_identically(name):
     assert_exact_resume(lambda: packs_of(name))

@@ -303,6 +303,7 @@ def test_array_jobs_and_engines_give_the_same(tmp_path, scanned):
     assert one == other
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_soon_and_says_how_to_go_on(tmp_path, number):
     bucket, errors = tmp_path / "s3" / "bucket", tmp_path / "errors"

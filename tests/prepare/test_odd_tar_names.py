@@ -92,6 +92,7 @@ def test_what_cannot_be_named_is_refused_before_anything_is_written(tmp_path, na
     assert read(tmp_path) == texts_of([tmp_path / "good.tar"])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("query", ["", "?X-Amz-Signature=abc%2Fd%3D&x=1"])
 def test_web_addresses_of_single_tars(folder, s3_server, tmp_bucket, query):
     """Percent-encoded, as people copy them, signed, and with braces."""

@@ -107,7 +107,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_stop_after_any_write_leaves_a_whole_dataset(tmp_path, tars, writes, change):
     before, after, options = CHANGES[change]

@@ -38,7 +38,7 @@ KINDS = {
 }
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("kind", "streams"), [*((kind, 4) for kind in KINDS), ("whole", 1), ("a field's part", 1), ("mixed", 1)]
 )

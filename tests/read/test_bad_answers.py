@@ -97,7 +97,7 @@ WAYS = {
 }
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("transport", ["obstore", "fsspec"])
 @pytest.mark.parametrize("action", WRONG)
 @pytest.mark.parametrize("way", WAYS)
@@ -126,7 +126,7 @@ def test_no_wrong_answer_stays_in_the_cache(s3_server, url, truth, tmp_path, cap
     assert not told(caplog)  # such as that whole samples are read, because the index cannot be used
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("action", WRONG)
 @pytest.mark.parametrize("pattern", ["*/mix.yaml", "*.jsonl", "*.jsonl.idx"])
 @pytest.mark.parametrize("workers", [0, 1])

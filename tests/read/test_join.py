@@ -145,6 +145,7 @@ def keys_of(lake, name):
     return found
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("sizes", [True, False])
 def test_missing_partners_in_any_order(lake, sizes, workers):

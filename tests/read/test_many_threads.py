@@ -67,6 +67,7 @@ def run_all(function):
         raise errors[0]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("policy", "room"), [("pin", "64MB"), ("lru", "1500kB")])
 def test_readers_share_a_cache_a_pool_and_an_index(remote, switching, tmp_path, policy, room):
     server, tars = remote

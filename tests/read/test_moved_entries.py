@@ -257,6 +257,7 @@ def test_kinds_of_a_sound_dataset_whose_neighbours_are_in_the_answer_cost_no_req
     assert len(asked) == 3
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("edge", "by"), [("start", -1), ("start", 1), ("stop", -1)])
 @pytest.mark.parametrize("row", [1, 3, 8])
 def test_rows_of_joins(folder, row, edge, by):

@@ -88,6 +88,7 @@ def values(sample):
     return {name: value for name, value in sample.items() if not name.startswith("__")}
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "zstd", "lz4", "brotli"])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_all_rows_and_columns(tmp_path, compression, version):
@@ -280,6 +281,7 @@ ENCODINGS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("encoding", "columns"),
     [

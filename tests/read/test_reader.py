@@ -81,7 +81,7 @@ def check(sample, index):
     assert {name: bytes(view) for name, view in sample.parts.items()} == parts(index)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(7)
 @pytest.mark.parametrize(
     "order", [OrderSpec(10, 20, 4, 1), OrderSpec(), OrderSpec(1, 0, 2, 1), OrderSpec(None, 9)]
 )

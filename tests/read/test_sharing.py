@@ -60,7 +60,7 @@ def rotate(readers, count, look=lambda: None):
     return found
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("budget", [4 << 20, 1 << 20, 500_000])
 def test_each_gives_its_samples_within_one_budget(remote, budget, planned):

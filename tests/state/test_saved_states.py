@@ -93,6 +93,7 @@ def test_other_versions_are_refused_by_name(version, folder):
             loader.restore_state_rank(state)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("version", "name"), [case for case in CASES if has_all_streams(case[1])])
 def test_earlier_state_dicts_go_on_exactly(version, name, folder):
     saved = pipeline(name)

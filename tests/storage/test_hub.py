@@ -68,6 +68,7 @@ class TestBucket(TestRepository):
         assert {entry.path for entry in store.list("a")} == {key for key in found if key.startswith("a/")}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("place", [REPOSITORY, BUCKET])
 def test_a_dataset_is_read_by_one_request_a_sample(hub, tmp_path, place):
     folder = prepared_text_dataset(tmp_path / "texts", shards=2, samples_per_shard=10)

@@ -69,6 +69,7 @@ def test_profiles_of_the_aws_files(s3_server, tmp_bucket, transport, monkeypatch
         StoreSpec(tmp_bucket, None, transport).open().get("key")
 
 
+@pytest.mark.every(2)
 @pytest.mark.seaweedfs
 def test_wrong_missing_and_right_credentials(seaweedfs, transport):
     bucket, right = f"credentials-{transport}", seaweedfs.storage_options

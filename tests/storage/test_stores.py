@@ -62,3 +62,7 @@ class TestLocalStack(TestS3Fsspec):
         bucket = f"storage-{uuid.uuid4().hex[:8]}"
         localstack.create_bucket(bucket)
         return StoreSpec(f"s3://{bucket}/some folder", localstack.storage_options, self.transport)
+
+    @pytest.mark.slow  # a thousand puts; the stand-in has pages by day
+    def test_long_listing(self, spec, filling):
+        super().test_long_listing(spec, filling)

@@ -215,6 +215,7 @@ class Grouped(TaskEncoder):
         return int(sample.caption) % 2, None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("packing", [None, 3])
 def test_a_pipeline_of_all_hooks_resumes_exactly(packing):
     def build():

@@ -49,7 +49,7 @@ def found_costs(texts):
         return None if "has no costs" in str(error) else str(error)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("calls", range(5))
 def test_a_killed_writer_leaves_the_old_costs_or_the_new_ones(texts, calls):
     old = np.arange(10)

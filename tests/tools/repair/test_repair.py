@@ -159,7 +159,7 @@ DIFFERENT = {
 """How the samples after a repair differ from those that the corpus calls whole, by name of the dataset."""
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("name", sorted(odd.ODD_DATASETS))
 def test_exactly_the_whole_samples_are_kept(tmp_path, name):
     source = tmp_path / "source"

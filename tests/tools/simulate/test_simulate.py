@@ -57,7 +57,7 @@ def predicted(path, worker_config=None, costs=None, samples=None, seed=0, option
     raise AssertionError(f"no two predictions are equal: {seen}")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("name", "samples", "streams", "options"),
     [
