@@ -153,7 +153,7 @@ def furthest_of_plan(weights, begins, size, foreseen):
     chosen = rule.take(0, rule.fresh(0), batches * size)[0].tolist()
     behind, worst = [Fraction(0)] * len(weights[0]), Fraction(0)
     for batch in range(batches):
-        now = [weight for begin, weight in changes if begin <= batch][-1]
+        now = [change.weights for change in changes if change.begin <= batch][-1]
         total = sum(map(Fraction, now))
         behind = [at + size * Fraction(weight) / total for at, weight in zip(behind, now, strict=True)]
         for source in chosen[batch * size :][:size]:
