@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SMALLEST = {
     "benchmarks/attainable.py": ["0.1 onevision"],
     "benchmarks/browse_speed.py": ["--shards 100 --repeat 1"],
-    "benchmarks/cache_policy.py": ["--epochs 12"],
+    "benchmarks/cache_policy.py": [""],
     "benchmarks/cached.py": ["--speed --rounds 1"],
     "benchmarks/clips.py": [f"clips {row} --megabytes 8 --clips 2" for row in ("make", "single", "memory")],
     "benchmarks/decoded.py": ["--images 16 --rounds 1"],
