@@ -34,7 +34,7 @@ class Sharder:
         total = worker_config.world_size * workers
         bounds = stream_bounds(end_samples - start_samples, total, rotation_offset % total)
         first = worker_config.rank * workers
-        return [start_samples + bound for bound in bounds[first : first + workers + 1]]
+        return [start_samples + bound for bound in bounds[first : first + workers + 1].tolist()]
 
     @classmethod
     def shard_workers(

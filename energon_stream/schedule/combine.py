@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast
+from typing import cast
 
 import numpy as np
 
@@ -16,11 +16,9 @@ from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.rng import derive_key, uniform
 from energon_stream.schedule.cost_draws import CostDraws
 from energon_stream.schedule.leaf_order import LeafSchedule
+from energon_stream.schedule.rounds import EvenState
 from energon_stream.schedule.schedule import BlendCursor, ConcatCursor, Cursor, Refs, RepeatCursor, Schedule
-from energon_stream.schedule.weights import EvenDraws, EvenState, WeightChange, check_weights
-
-_Chunk: TypeAlias = "tuple[Schedule, Cursor, int]"
-"""Some references of one schedule: the schedule, where they begin, and how many they are."""
+from energon_stream.schedule.weights import EvenDraws, WeightChange, check_weights
 
 
 def _total(lengths: Iterable[int | None]) -> int | None:
@@ -38,16 +36,26 @@ class _InChunks:
 
     __slots__ = ()
 
-    def _chunks(self, cursor: Cursor, count: int) -> tuple[list[_Chunk], Cursor]:
-        """Split the next references by schedule; return the cursor after them, too."""
+    def _step(self, cursor: Cursor, count: int, parts: list[Refs] | None) -> Cursor:
+        """Return the cursor after the next references. They are added to ``parts``, unless it is None."""
         raise NotImplementedError
 
     def take(self, cursor: Cursor, count: int) -> tuple[Refs, Cursor]:
-        chunks, after = self._chunks(cursor, count)
-        return Refs.concatenate([schedule.take(begin, size)[0] for schedule, begin, size in chunks]), after
+        parts: list[Refs] = []
+        after = self._step(cursor, count, parts)
+        return Refs.concatenate(parts), after
 
     def advance(self, cursor: Cursor, count: int) -> Cursor:
-        return self._chunks(cursor, count)[1]
+        return self._step(cursor, count, None)
+
+
+def _step(schedule: Schedule, cursor: Cursor, count: int, parts: list[Refs] | None) -> Cursor:
+    """Advance in one schedule as :meth:`_InChunks._step` does."""
+    if parts is None:
+        return schedule.advance(cursor, count)
+    refs, after = schedule.take(cursor, count)
+    parts.append(refs)
+    return after
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,23 +123,22 @@ class RepeatSchedule(_InChunks):
         consumed = cast("int", self.inner.length_at(inner)) - cast("int", self.inner.remaining(inner))
         return (cursor.current - cursor.first) * self._inner_length + consumed + left
 
-    def _chunks(self, cursor: RepeatCursor, count: int) -> tuple[list[_Chunk], RepeatCursor]:
+    def _step(self, cursor: RepeatCursor, count: int, parts: list[Refs] | None) -> RepeatCursor:
         left_over_all = self.remaining(cursor)
         left = count if left_over_all is None else min(count, left_over_all)
         first, current, inner = cursor
-        chunks: list[_Chunk] = []
         while left > 0:
             in_pass = cast("int", self.inner.remaining(inner))
             if in_pass:
                 size = min(left, in_pass)
-                chunks.append((self.inner, inner, size))
                 left -= size
+                if parts is not None or not left:
+                    inner = _step(self.inner, inner, size, parts)
                 if not left:
-                    inner = self.inner.advance(inner, size)
                     break
             current += 1
             inner = self.inner.next_pass(inner, current)
-        return chunks, RepeatCursor(first, current, inner)
+        return RepeatCursor(first, current, inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +157,17 @@ class ConcatSchedule(_InChunks):
     def next_pass(self, cursor: ConcatCursor, epoch: int) -> ConcatCursor:
         return self.begin(epoch)
 
-    def _chunks(self, cursor: ConcatCursor, count: int) -> tuple[list[_Chunk], ConcatCursor]:
+    def _step(self, cursor: ConcatCursor, count: int, parts: list[Refs] | None) -> ConcatCursor:
         number, inner, epoch = cursor
-        chunks: list[_Chunk] = []
         while True:
             child = self.children[number]
             left = child.remaining(inner)
             size = count if left is None else min(count, left)
             if size:
-                chunks.append((child, inner, size))
-                inner = child.advance(inner, size)
+                inner = _step(child, inner, size, parts)
                 count -= size
             if not count or number + 1 == len(self.children):
-                return chunks, ConcatCursor(number, inner, epoch)
+                return ConcatCursor(number, inner, epoch)
             number += 1
             inner = self.children[number].begin(epoch)
 
@@ -278,27 +283,27 @@ class BlendSchedule:
             step, count = step + size, count - size
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64), even
 
-    def _after(self, cursor: BlendCursor, choices: Int64Array, even: EvenState) -> BlendCursor:
-        uses: Sequence[int] = np.bincount(choices, minlength=len(self.children)).tolist()
-        # Cursors of children that supplied nothing stay the same objects: CursorCodec packs the others only.
-        advanced = tuple(
-            child.advance(at, n) if n else at
-            for child, at, n in zip(self.children, cursor.children, uses, strict=True)
-        )
-        return BlendCursor(cursor.epoch, cursor.step + len(choices), advanced, even, cursor.lost)
-
     def take(self, cursor: BlendCursor, count: int) -> tuple[Refs, BlendCursor]:
         choices, even = self._choices(cursor, count)
         leaf = np.zeros(len(choices), dtype=np.int32)
         index = np.zeros(len(choices), dtype=np.int64)
+        # Cursors of children that supplied nothing stay the same objects: CursorCodec packs the others only.
+        children = list(cursor.children)
         for number in distinct(choices).tolist():
             places = np.flatnonzero(choices == number)
-            refs, _ = self.children[number].take(cursor.children[number], len(places))
+            refs, children[number] = self.children[number].take(children[number], len(places))
             leaf[places], index[places] = refs.leaf, refs.index
-        return Refs(leaf, index), self._after(cursor, choices, even)
+        step = cursor.step + len(choices)
+        return Refs(leaf, index), cursor._replace(step=step, children=tuple(children), even=even)
 
     def advance(self, cursor: BlendCursor, count: int) -> BlendCursor:
-        return self._after(cursor, *self._choices(cursor, count))
+        choices, even = self._choices(cursor, count)
+        children = list(cursor.children)
+        for number, uses in enumerate(np.bincount(choices).tolist()):
+            if uses:
+                children[number] = self.children[number].advance(children[number], uses)
+        step = cursor.step + len(choices)
+        return cursor._replace(step=step, children=tuple(children), even=even)
 
 
 def samples_by_leaf(schedule: Schedule, cursor: Cursor, epochs: int = 0) -> Counter[int]:

@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from energon_stream.schedule.lines import WHOLE, Drawn, Stretch, stretch_of
-from energon_stream.schedule.weights import (
-    EvenDraws,
-    EvenState,
-    WeightChange,
-    first_reference,
-    shares_of,
-)
+from energon_stream.schedule.rounds import EvenState
+from energon_stream.schedule.weights import EvenDraws, WeightChange, first_reference, shares_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,9 +22,9 @@ _WORD = 40  # bits of a number of the state in each of its three columns
 _AHEAD = 64  # samples of a source whose costs are looked up together
 
 
-def mean_parts(costs: Sequence[npt.NDArray[Any]]) -> list[int]:
-    """Return mean costs in parts, which only decide how streams take turns."""
-    return [max(1, round(float(each.mean()) * _PARTS)) if len(each) else 1 for each in costs]
+def mean_parts(costs: npt.NDArray[Any]) -> int:
+    """Return a mean cost in parts, which only decides how streams take turns."""
+    return max(1, round(float(costs.mean()) * _PARTS)) if len(costs) else 1
 
 
 class CostDraws:
@@ -67,6 +62,10 @@ class CostDraws:
         """Return the state at a reference, counted anew."""
         state = self._even.fresh(step)
         return *state, *[(0,) * len(state[0])] * 3
+
+    def go_on(self, step: int, state: EvenState) -> None:
+        """Note where a stream goes on, so that the streams of a process draw together."""
+        self._even.go_on(step, state[:-3])
 
     def is_state(self, state: EvenState) -> bool:
         """Return True if draws may stand there."""

@@ -27,6 +27,7 @@ from energon_stream.errors import StateError
 from energon_stream.schedule.combine import BlendSchedule, ConcatSchedule, RepeatSchedule
 from energon_stream.schedule.leaf_order import LeafSchedule
 from energon_stream.schedule.packed_schedule import PackCursor, PackedSchedule
+from energon_stream.schedule.rounds import EvenState
 from energon_stream.schedule.saved import MOST_COUNT, is_count, reading, shown
 from energon_stream.schedule.schedule import (
     BlendCursor,
@@ -36,7 +37,6 @@ from energon_stream.schedule.schedule import (
     RepeatCursor,
     Schedule,
 )
-from energon_stream.schedule.weights import EvenState
 
 PackedCursor: TypeAlias = Any
 """A cursor as plain values; ``bytes`` stand for the children of large blends."""
@@ -247,6 +247,8 @@ class CursorCodec:
         (step,) = step if lost else (step,)
         epoch, step = _counts(epoch, step)
         even = _unpack_even(schedule, counted)
+        if schedule.even is not None:
+            schedule.even.go_on(step, even)
         if not isinstance(packed, (bytes, bytearray)):
             children = zip(schedule.children, packed, strict=True)
             return BlendCursor(epoch, step, tuple(self._unpack(*each) for each in children), even, lost)

@@ -46,6 +46,11 @@ class LeafPlan:
     selection: Selection | None = field(default=None, repr=False, compare=False)
     # Costs of all samples of the split part, where weights are shares of a cost.
     costs: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    mean_cost: int = field(default=0, init=False, repr=False, compare=False)  # as of :func:`mean_parts`
+
+    def __post_init__(self) -> None:  # counted once, and not again for each stream
+        costs = np.ones(1) if self.costs is None else self.costs
+        object.__setattr__(self, "mean_cost", mean_parts(costs))
 
     @property
     def num_samples(self) -> int:
@@ -147,19 +152,24 @@ def bit_reversal(size: int) -> list[int]:
     return reorder(list(range(size)))
 
 
-@lru_cache(maxsize=64)
-def stream_bounds(num_samples: int, num_streams: int, rotation: int = 0) -> tuple[int, ...]:
+@lru_cache(maxsize=1024)  # mixtures of many datasets, of which each stream asks for all
+def stream_bounds(num_samples: int, num_streams: int, rotation: int = 0) -> Int64Array:
     """Cut ``range(num_samples)`` into one contiguous range per stream: ``[bounds[s], bounds[s + 1])``.
 
     This is the split arithmetic of Megatron-Energon. The first ``num_samples % num_streams`` streams after
     ``rotation`` get one sample more; :func:`bit_reversal` then lays these far apart.
     """
     base, remainder = divmod(num_samples, num_streams)
-    counts = np.zeros(num_streams, dtype=np.int64)
-    order = bit_reversal(num_streams)
-    for old in range(num_streams):
-        counts[order[old]] = base + (1 if (old - rotation + num_streams) % num_streams < remainder else 0)
-    return (0, *(int(bound) for bound in np.cumsum(counts)))
+    bounds = np.zeros(num_streams + 1, dtype=np.int64)
+    bounds[1:][_reversed_bits(num_streams)] = base + (
+        (np.arange(num_streams) - rotation) % num_streams < remainder
+    )
+    return np.cumsum(bounds)
+
+
+@lru_cache(maxsize=16)
+def _reversed_bits(size: int) -> Int64Array:
+    return np.array(bit_reversal(size), dtype=np.int64)
 
 
 def stream_shares(plan: Plan, num_streams: int, stream: int) -> Iterator[tuple[LeafPlan, int, int]]:
@@ -168,10 +178,10 @@ def stream_shares(plan: Plan, num_streams: int, stream: int) -> Iterator[tuple[L
     The remainders of the leaves' splits rotate over the streams, by the samples in the leaves before.
     """
     for leaf, bounds in _all_bounds(plan, num_streams):
-        yield leaf, leaf.start + bounds[stream], leaf.start + bounds[stream + 1]
+        yield leaf, leaf.start + int(bounds[stream]), leaf.start + int(bounds[stream + 1])
 
 
-def _all_bounds(plan: Plan, num_streams: int) -> Iterator[tuple[LeafPlan, tuple[int, ...]]]:
+def _all_bounds(plan: Plan, num_streams: int) -> Iterator[tuple[LeafPlan, Int64Array]]:
     """Yield each leaf with the bounds of all streams' shares."""
     passed = 0
     for leaf in leaves(plan):
@@ -254,7 +264,7 @@ def _even_draws(plan: BlendPlan, num_streams: int, stream: int, dealt_to: int) -
     if plan.unit is None:
         return EvenDraws(weights, streams, stream, num_streams, plan.per_batch, foreseen)
     costs = [np.ones(1) if leaf.costs is None else leaf.costs for leaf in leaves(plan)]
-    means = mean_parts(costs)
+    means = [leaf.mean_cost for leaf in leaves(plan)]
     by_mean = [
         change.scaled([1 / mean for mean in means])._replace(
             weights=tuple(weight / mean for weight, mean in zip(change.weights, means, strict=True))

@@ -14,12 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import zip_longest
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from energon_stream.arrays import Int64Array
 from energon_stream.errors import ConfigError
+from energon_stream.fork import PerProcess
 from energon_stream.schedule.foresight import Foresight
 from energon_stream.schedule.lines import (
     STAIRS,
@@ -31,14 +33,13 @@ from energon_stream.schedule.lines import (
     rounds_of,
     stretch_of,
 )
+from energon_stream.schedule.rounds import EvenState, SharedRounds
 
 UNFORESEEN, IN_STAIRS, ALONG_LINES = 0, 1, 2
 """Versions of even draws, which states and records of runs may have: the first ones foresee no changes."""
-_ANEW = 1024  # rounds that are drawn again where draws are counted anew
-_KNOWN = 2048  # rounds that are kept: what is taken ahead is counted again when it is consumed
-
-EvenState: TypeAlias = tuple[tuple[int, ...], ...]
-"""Where even draws stand; see :class:`EvenDraws`."""
+_MOST_LEAD = 1 << 31  # parts of samples that streams are never ahead of others
+_SHARED: PerProcess[WeakValueDictionary[Any, SharedRounds]] = PerProcess()
+"""Rounds of all even draws that a process has, by what they depend on."""
 
 
 class WeightChange(NamedTuple):
@@ -126,61 +127,71 @@ class EvenDraws:
         planned: Sequence[WeightChange] = (),
     ) -> None:
         self.streams = streams
-        self._num_streams, self._per_batch = num_streams, per_batch
-        self._begins = [change.begin for change in weights]
-        self._shares = [
-            shares_of(change.weights)
-            if change.along is None
-            else rounds_of(change.along, change.begin, _hashable(streams), num_streams)
-            for change in weights
-        ]
-        self._own = streams.index(stream)
-        self._ways: list[tuple[int, int, int]] = []
-        begin, end = 0, len(streams)
-        while end - begin > 1:
-            middle = (begin + end) // 2
-            self._ways.append((begin, middle, end))
-            begin, end = (begin, middle) if self._own < middle else (middle, end)
-        draws = tuple(per_batch * self._batches(change.begin) for change in planned)
-        self._foresight = _foresight(draws, tuple(planned)) if len(planned) > 1 else None
-        pairs = zip_longest(weights, planned, fillvalue=WeightChange(1 << 62, ()))
-        self._unforeseen = next((min(pair).begin for pair in pairs if pair[0] != pair[1]), math.inf)
-        self._start: EvenState = ((0,) * len(weights[0].weights),) * (1 + len(self._ways))
-        self._stride = next(n for n in range(per_batch * 5 // 8 + 1, 0, -1) if math.gcd(n, per_batch) == 1)
-        self._known: dict[int, tuple[EvenState, list[int], EvenState]] = {}
+        self._per_batch, self._own = per_batch, streams.index(stream)
+        key = tuple(weights), _hashable(streams), num_streams, per_batch, tuple(planned)
+        shared = _SHARED.map(None, WeakValueDictionary)
+        if (rounds := shared.get(key)) is None:
+            draw = _JobDraws(*key).draw
+            rounds = shared[key] = SharedRounds(draw, len(streams), per_batch, len(weights[0].weights))
+        self._rounds: SharedRounds = rounds
 
     def fresh(self, step: int) -> EvenState:
         """Return the state at a reference, counted anew from some round on that streams nearby share."""
-        number, state = step // self._per_batch, self._start
-        for each in range(number - number % _ANEW, number):
-            state = self._round(each, state)[1]
-        return state
+        return self._rounds.fresh(self._own, step // self._per_batch)
+
+    def go_on(self, step: int, state: EvenState) -> None:
+        """Note where a stream goes on, so that the streams of a process draw together."""
+        if self.is_state(state):
+            self._rounds.go_on(self._own, step // self._per_batch, state)
 
     def is_state(self, state: EvenState) -> bool:
         """Return True if draws may stand there."""
-        fits = [*map(len, state)] == [*map(len, self._start)] and not any(map(sum, state))
-        return fits and all(abs(each) < 64 * WHOLE for column in state for each in column)
+        start = self._rounds.start(self._own)
+        if [*map(len, state)] != [*map(len, start)] or any(map(sum, state)):
+            return False
+        behind, *leads = (max(map(abs, column)) for column in state)
+        return behind < 64 * WHOLE and max(leads, default=0) < _MOST_LEAD
 
     def take(self, step: int, state: EvenState, count: int) -> tuple[Int64Array, EvenState]:
         """Return the sources of the next references, and the state before the batch that comes then."""
         size, end = self._per_batch, step + count
-        first, chosen, after = step // size, list[int](), state
-        for number in range(first, -(-end // size)):
-            row, state = self._round(number, state)
-            chosen += row
-            after = state if (number + 1) * size <= end else after
-        return np.array(chosen[step - first * size :][:count], dtype=np.int64), after
+        first = step // size
+        chosen, after = self._rounds.take(self._own, first, state, -(-end // size), end // size)
+        return chosen[step - first * size :][:count], after
 
-    def _round(self, number: int, state: EvenState) -> tuple[list[int], EvenState]:
-        """Return the sources of the stream's batch in a round, and the state after it."""
-        known = self._known.get(number)
-        if known is not None and known[0] == state:
-            return known[1], known[2]
-        size, own = self._per_batch, list[int]()
-        behind, *leads = state
+
+class _JobDraws:
+    """The draws of all streams of even draws together."""
+
+    def __init__(
+        self,
+        weights: Sequence[WeightChange],
+        streams: Sequence[int],
+        num_streams: int,
+        per_batch: int,
+        planned: Sequence[WeightChange],
+    ) -> None:
+        self._streams, self._num_streams, self._per_batch = streams, num_streams, per_batch
+        self._begins = [change.begin for change in weights]
+        self._shares = [
+            shares_of(change.weights)
+            if change.along is None
+            else rounds_of(change.along, change.begin, streams, num_streams)
+            for change in weights
+        ]
+        draws = tuple(per_batch * self._batches(change.begin) for change in planned)
+        self._foresight = _foresight(draws, tuple(planned)) if len(planned) > 1 else None
+        pairs = zip_longest(weights, planned, fillvalue=WeightChange(1 << 62, ()))
+        self._unforeseen = next((min(pair).begin for pair in pairs if pair[0] != pair[1]), math.inf)
+
+    def draw(
+        self, number: int, behind: tuple[int, ...]
+    ) -> tuple[list[tuple[int, int, Drawn]], tuple[int, ...]]:
+        """Return the draws of a round, by the streams that have them, and what each source is behind then."""
+        size, found = self._per_batch, []
         for begin, end, shares in self._parts(number):
-            foresight, at = self._foresight, (number * len(self.streams) + end) * size
-            is_foreseen = number * self._num_streams + self.streams[begin] < self._unforeseen
+            foresight, at = self._foresight, (number * len(self._streams) + end) * size
+            is_foreseen = number * self._num_streams + self._streams[begin] < self._unforeseen
             if foresight is None or not is_foreseen or not foresight.is_near(at):
                 foresight, at = None, 0
             count = (end - begin) * size
@@ -189,42 +200,22 @@ class EvenDraws:
                 drawn, behind = _draw_along(behind, shares, part, size, count, foresight, at)
             else:
                 drawn, behind = _draw(behind, shares, count, count, foresight, at)
-            for level, way in enumerate(self._ways):
-                first, middle, last = (
-                    way
-                    if begin == 0 and end == len(self.streams)
-                    else (min(max(place, begin), end) for place in way)
-                )
-                is_left = self._own < way[1]
-                if len(drawn) > 1:
-                    *halves, leads[level] = _halve(drawn, middle - first, last - first, size, leads[level])
-                    drawn = halves[not is_left]
-                elif drawn:
-                    streams = middle - first if is_left else last - middle
-                    drawn = ((drawn[0][0], streams * size),) if streams else ()
-            for source, count in drawn:
-                own += [source] * count
-        # Neighbours in a batch are of several sources, and no source comes first in all batches.
-        own = [own[(place * self._stride + number) % size] for place in range(size)]
-        if len(self._known) >= _KNOWN:
-            del self._known[next(iter(self._known))]
-        after = behind, *leads
-        self._known[number] = state, own, after
-        return own, after
+            found.append((begin, end, drawn))
+        return found, behind
 
     def _batches(self, batch: int) -> int:
         """Return how many batches these streams have before one of the job."""
         number, stream = divmod(batch, self._num_streams)
-        return number * len(self.streams) + bisect_left(self.streams, stream)
+        return number * len(self._streams) + bisect_left(self._streams, stream)
 
     def _parts(self, number: int) -> Iterator[tuple[int, int, Drawn | RampRounds]]:
         """Yield places of streams and their shares in a round: weights may change within it."""
         batch, begin = number * self._num_streams, 0
         at = bisect_right(self._begins, batch) - 1
-        while begin < len(self.streams):
-            end = len(self.streams)
+        while begin < len(self._streams):
+            end = len(self._streams)
             if at + 1 < len(self._begins):
-                end = bisect_left(self.streams, self._begins[at + 1] - batch)
+                end = bisect_left(self._streams, self._begins[at + 1] - batch)
             if end > begin:
                 yield begin, end, self._shares[at]
                 begin = end
@@ -240,9 +231,6 @@ def shares_of(weights: tuple[float, ...]) -> Drawn:
     if shares:
         shares[max(shares, key=shares.__getitem__)] += WHOLE - sum(shares.values())
     return tuple(shares.items())
-
-
-# Streams of a process draw the same rounds together, and halves of few draws are alike in many rounds.
 
 
 @lru_cache(16)
@@ -305,38 +293,3 @@ def _draw(
                 after[source] -= more * WHOLE
                 left -= more
     return tuple(each for each in drawn.items() if each[1]), tuple(after)
-
-
-@lru_cache(1 << 14)
-def _halve(
-    drawn: Drawn, left: int, of: int, per_batch: int, before: tuple[int, ...]
-) -> tuple[Drawn, Drawn, tuple[int, ...]]:
-    """Return the draws of both halves of ``of`` streams, and what the ``left`` ones are ahead then.
-
-    That is in parts of ``of``.
-    """
-    found, missing, order, ahead = list[int](), left * per_batch, list[tuple[int, int]](), list(before)
-    for place, (source, count) in enumerate(drawn):
-        due = count * left - ahead[source]
-        whole = due // of
-        whole = 0 if whole < 0 else min(whole, count)
-        ahead[source] = lead = whole * of - due
-        missing -= whole
-        found.append(whole)
-        order.append((lead, place))
-    if missing:
-        more = 1 if missing > 0 else -1
-        order.sort(reverse=missing < 0)
-        while missing:  # mostly once
-            for _, place in order:
-                source, count = drawn[place]
-                if missing and 0 <= found[place] + more <= count:
-                    found[place] += more
-                    ahead[source] += more * of
-                    missing -= more
-    pairs = list(zip(drawn, found, strict=True))
-    return (
-        tuple((source, whole) for (source, _), whole in pairs if whole),
-        tuple((source, count - whole) for (source, count), whole in pairs if count > whole),
-        tuple(ahead),
-    )

@@ -65,6 +65,16 @@ def _combine(inner):
 schedules = st.one_of(leaves, _combine(leaves), _combine(_combine(leaves)))
 
 
+def test_references_are_looked_up_once(monkeypatch):
+    """A take stepped over each pass of a repeated leaf three times."""
+    steps, step = [], LeafSchedule._step
+    monkeypatch.setattr(LeafSchedule, "_step", lambda *args: steps.append(args) or step(*args))
+    leaves = [make_leaf([20], key=key, leaf=key) for key in range(2)]
+    blend = BlendSchedule(tuple(map(RepeatSchedule, leaves)), (1.0, 2.0), 3)
+    refs, _ = blend.take(blend.begin(), 130)
+    assert len(steps) == sum(-(-count // 20) for count in np.bincount(refs.leaf).tolist())
+
+
 @examples(150)
 @given(schedules, st.integers(0, 3), st.data())
 def test_cursor_laws(schedule, epoch, data):
