@@ -99,8 +99,9 @@ class WantedBytes:
         self._locators = dataset.open_locators(OffsetCache(_INDEX_BYTES))
         self._step, self._chosen = step_samples, chosen
         self._limits = plan_limits(options, self._locators)
-        self._ahead = max(1, _CHUNKS_AHEAD // max(1, len(amounts)))
         self._together = LOADING * options.take_of(1)
+        most = -(-options.max_ahead // self._together)  # a reader looks less far ahead in short passes
+        self._ahead = max(1, min(most, _CHUNKS_AHEAD // max(1, len(amounts))))
         config = dataset.worker_config
         self._is_alone = config.num_streams == config.world_size
         skips = any(locator.opening is not locator for locator in self._locators)
