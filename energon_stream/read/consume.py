@@ -323,10 +323,9 @@ class SampleReader:
             group.wait([first[0].answer, *locating.awaited()], None)
 
     def fill(self, wait: bool) -> bool:
-        """Plan one generation if no planned request waits and the limits allow; return whether that was done.
-
-        With ``wait``, wait for index entries if no sample is ready.
-        """
+        """Plan one generation if the limits allow; return whether it did. ``wait`` if no sample is ready."""
+        if self._is_local and not (wait or self._position.begun):
+            return False  # of local files, nothing is gained before the first sample is read
         self.locate(wait and not self._ready.left)
         return self.plan()
 
