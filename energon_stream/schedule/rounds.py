@@ -15,13 +15,13 @@ import numpy as np
 from energon_stream.schedule.lines import Drawn
 
 if TYPE_CHECKING:
-    from energon_stream.arrays import Int32Array, Int64Array
+    from energon_stream.arrays import Int16Array, Int32Array, Int64Array
 
 _TOGETHER, _DRAWS = 64, 1 << 16
 """Rounds that are drawn together, or as many as have so many draws."""
 _MOST = 512  # rounds that are drawn together at most
-_KEPT, _KEPT_NUMBERS = 1 << 15, 1 << 23
-"""Rounds that are kept, and numbers in these: what is taken ahead is counted again when it is consumed."""
+_KEPT, _KEPT_BYTES = 1 << 15, 64 << 20
+"""Rounds that are kept, and their bytes: what is taken ahead is counted again when it is consumed."""
 _FEW = 100  # leads of halves that are sooner dealt to one by one
 _STATES = 4  # states of a stream that are kept: of what looks ahead, and of what is consumed
 _NEAR = 64  # rounds between streams that draw together
@@ -181,14 +181,20 @@ def _to_the_left(
     return whole
 
 
+def _small(numbers: Int32Array) -> Int16Array | Int32Array:
+    """Return numbers in half of the bytes, if they fit."""
+    fits = not numbers.size or -(1 << 15) <= numbers.min() <= numbers.max() < 1 << 15
+    return numbers.astype(np.int16) if fits else numbers
+
+
 class _Chunk(NamedTuple):
     """Some rounds, for the members of some halves."""
 
     first: int
     halves: _Halves
-    sources: Int32Array  # of the draws, [rounds, members, draws]
+    sources: Int16Array | Int32Array  # of the draws, [rounds, members, draws]
     behind: list[tuple[int, ...]]  # what each source is behind before each round, and at the end
-    leads: Int32Array  # of the halves then, [rounds + 1, halves, sources]
+    leads: Int16Array | Int32Array  # of the halves then, [rounds + 1, halves, sources]
 
     def state(self, stream: int, number: int) -> EvenState | None:
         """Return where a stream stands before a round; None if it is no member."""
@@ -286,11 +292,12 @@ class Rounds:
             sources[at:upto, own] = every.reshape(*found.shape[:2], size)
         # Neighbours in a batch are of several sources, and no source comes first in all batches.
         places = np.arange(size) * self._stride + np.arange(first, first + count)[:, None]
-        sources = np.take_along_axis(sources, (places % size)[:, None], axis=2)
+        sources = _small(np.take_along_axis(sources, (places % size)[:, None], axis=2))
+        history = _small(history)
         chunks = [each for each in self._chunks if len(each.sources)]
         self._chunks = [*chunks, _Chunk(first, halves, sources, behind, history)]
         self.end += count
-        kept = min(_KEPT, _KEPT_NUMBERS * count // (sources.size + history.size))
+        kept = min(_KEPT, _KEPT_BYTES * count // (sources.nbytes + history.nbytes))
         while len(self._chunks) > 1 and self._chunks[1].first < self.end - kept:
             del self._chunks[0]
 

@@ -35,14 +35,16 @@ class SliceTable:
             return cls(empty, empty, empty, zero, shard_starts, start, start, max_length)
         first = int(np.searchsorted(shard_starts, start, side="right")) - 1
         last = int(np.searchsorted(shard_starts, stop, side="left"))
-        bounds = np.clip(shard_starts[first : last + 1], start, stop)
-        lengths = np.diff(bounds)
-        starts, lengths = bounds[:-1][lengths > 0], lengths[lengths > 0]
-        if max_length is None:
-            slices = np.ones_like(lengths)
-        else:
-            slices = np.where(lengths > 1.5 * max_length, np.rint(lengths / max_length), 1).astype(np.int64)
-        first_slice = np.concatenate([[0], np.cumsum(slices)]).astype(np.int64)
+        bounds = shard_starts[first : last + 1].copy()
+        bounds[0], bounds[-1] = start, stop
+        starts, lengths = bounds[:-1], bounds[1:] - bounds[:-1]
+        if not lengths.all():
+            starts, lengths = starts[lengths > 0], lengths[lengths > 0]
+        slices = np.ones(len(lengths), dtype=np.int64)
+        if max_length is not None and (is_cut := lengths > 1.5 * max_length).any():
+            slices[is_cut] = np.rint(lengths[is_cut] / max_length)
+        first_slice = np.zeros(len(lengths) + 1, dtype=np.int64)
+        slices.cumsum(out=first_slice[1:])
         return cls(starts, lengths, slices, first_slice, shard_starts, start, stop, max_length)
 
     def of(self, start: int, stop: int) -> SliceTable:
@@ -55,7 +57,7 @@ class SliceTable:
     @property
     def num_samples(self) -> int:
         """Samples of all slices together."""
-        return int(self.piece_lengths.sum())
+        return self.stop - self.start
 
     @property
     def slice_lengths(self) -> tuple[int, int]:
