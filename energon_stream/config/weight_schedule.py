@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from energon_stream.config.document_keys import is_number
@@ -89,4 +91,4 @@ def _steps(begin: int, first: float, end: int, last: float) -> Iterator[tuple[in
 
 def weight_at(schedule: Schedule, batch: int) -> float:
     """Return the weight that holds at a batch of the job."""
-    return [weight for begin, weight in schedule if begin <= batch][-1]
+    return schedule[bisect_right(schedule, batch, key=itemgetter(0)) - 1][1]

@@ -280,13 +280,12 @@ class ReaderDataset(SavableDataset[Any]):
         """Check that no stream is empty. Raises EmptyStreamError if there are more streams than samples."""
         if self.packing is not None:
             return  # packs are dealt, and no share of the samples
-        samples = sum(leaf.num_samples for leaf in leaves(self.plan))
-        streams = self.worker_config.num_streams
-        largest = max((leaf.num_samples for leaf in leaves(self.plan)), default=0)
-        if isinstance(self.plan, BlendPlan) and self.plan.changes:
+        sizes = [leaf.num_samples for leaf in leaves(self.plan)]
+        streams, samples, most = self.worker_config.num_streams, sum(sizes), max(sizes, default=0)
+        if isinstance(self.plan, BlendPlan) and self.plan.changes and min(sizes) < streams:
             for stream in range(streams):
                 self.schedule(stream)  # raises if the datasets with a weight have no sample in it
-        if largest < streams and any(self.schedule(stream).length == 0 for stream in range(streams)):
+        if most < streams and any(self.schedule(stream).length == 0 for stream in range(streams)):
             raise EmptyStreamError(
                 f"{samples} sample{'s'[: samples != 1]} cannot be dealt to {streams} streams (ranks times workers)",
                 where=", ".join(leaf.index.name for leaf in self.leaves),

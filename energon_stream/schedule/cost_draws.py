@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _PARTS = 1 << 10  # of a unit of cost, to which means are rounded
 _WORD = 40  # bits of a number of the state in each of its three columns
 _AHEAD = 64  # samples of a source whose costs are looked up together
+_KNOWN = 4  # times that these are kept
 
 
 def mean_parts(costs: npt.NDArray[Any]) -> int:
@@ -53,6 +54,9 @@ class CostDraws:
             )
             for change in weights
         ]
+        # Of each source, the costs from some cursors on, and the cursor behind them: for what is taken ahead
+        # and what is consumed. Most sources stay where they are from one draw to the next.
+        self._known: list[dict[Cursor, tuple[npt.NDArray[Any], Cursor]]] = [{} for _ in costs]
 
     @property
     def streams(self) -> Sequence[int]:
@@ -79,7 +83,7 @@ class CostDraws:
         turns, even = self._even.take(step, state[:-3], count)
         behind = _joined(state[-3:])
         present = {source for _, shares in self._changes for source in _sources(shares)}
-        ahead = [self._costs_of(*each) for each in zip(children, cursors, self._costs, strict=True)]
+        ahead = [self._costs_of(*each) for each in zip(range(len(children)), children, cursors, strict=True)]
         due = [next(each) * _PARTS if source in present else 0 for source, each in enumerate(ahead)]
         chosen = np.empty(count, dtype=np.int64)
         later = [change for change in self._changes if change[0] > step]
@@ -113,11 +117,17 @@ class CostDraws:
         ]
         return chosen, (*even, *columns)
 
-    def _costs_of(self, child: Schedule, cursor: Cursor, costs: npt.NDArray[Any]) -> Iterator[int]:
+    def _costs_of(self, source: int, child: Schedule, cursor: Cursor) -> Iterator[int]:
         """Yield the costs of the samples of a source, from a cursor on."""
+        known = self._known[source]
         while True:
-            refs, cursor = child.take(cursor, _AHEAD)
-            yield from costs[refs.index].tolist()
+            if (found := known.get(cursor)) is None:
+                refs, after = child.take(cursor, _AHEAD)
+                found = known[cursor] = self._costs[source][refs.index], after
+                if len(known) > _KNOWN:
+                    del known[next(iter(known))]
+            costs, cursor = found
+            yield from costs.tolist()
 
 
 def _sources(shares: Drawn | Stretch) -> list[int]:
