@@ -292,12 +292,13 @@ class Rounds:
             sources[at:upto, own] = every.reshape(*found.shape[:2], size)
         # Neighbours in a batch are of several sources, and no source comes first in all batches.
         places = np.arange(size) * self._stride + np.arange(first, first + count)[:, None]
-        sources = _small(np.take_along_axis(sources, (places % size)[:, None], axis=2))
-        history = _small(history)
-        chunks = [each for each in self._chunks if len(each.sources)]
-        self._chunks = [*chunks, _Chunk(first, halves, sources, behind, history)]
+        own_sources: Int16Array | Int32Array = _small(
+            np.take_along_axis(sources, (places % size)[:, None], axis=2)
+        )
+        chunk = _Chunk(first, halves, own_sources, behind, _small(history))
+        self._chunks = [*(each for each in self._chunks if len(each.sources)), chunk]
         self.end += count
-        kept = min(_KEPT, _KEPT_BYTES * count // (sources.nbytes + history.nbytes))
+        kept = min(_KEPT, _KEPT_BYTES * count // (chunk.sources.nbytes + chunk.leads.nbytes))
         while len(self._chunks) > 1 and self._chunks[1].first < self.end - kept:
             del self._chunks[0]
 
