@@ -101,7 +101,7 @@ class WebdatasetMeta:
         found = read_metadata(StoreSpec(path.url), split_config=split_config or SPLIT_CONFIG)
         if split_part not in found.split.split_parts:
             raise ConfigError(
-                f"no split part {split_part!r}",
+                f"no split part {split_part!r:.80}",
                 where=found.split_url,
                 hint=f"the dataset has {', '.join(found.split.split_parts)}",
             )

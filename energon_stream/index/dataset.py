@@ -356,7 +356,7 @@ def select_split_part(spec: StoreSpec, split_part: str, metadata: DatasetMetadat
     counts, split, where = metadata.shard_counts, metadata.split, metadata.split_url
     if split_part not in split.split_parts:
         raise ConfigError(
-            f"no split part {split_part!r}",
+            f"no split part {split_part!r:.80}",
             where=where,
             hint=f"the dataset has {', '.join(split.split_parts) or 'none'}",
         )

@@ -60,7 +60,7 @@ def open_plain(
     """
     if split_part not in SPLIT_PARTS:
         raise ConfigError(
-            f"there is no split part {split_part!r}, because the dataset is not prepared",
+            f"there is no split part {split_part!r:.80}, because the dataset is not prepared",
             where=strip_credentials(root.url),
             hint="use train, val or test, which are all tars, and subset= for a share; or prepare the dataset",
         )

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import yaml
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from repetitions import examples, is_nightly
 
@@ -161,6 +161,7 @@ def texts(folder):
 
 @examples(400, **FIXTURES)
 @given(damaged(st.builds(as_yaml, DOCUMENTS | DOCUMENTS.map(lambda more: {**TEXT_YAML, **more}))))
+@example(b"split_part: '%s'" % (b"9" * 5000))
 def test_dataset_yaml(data, document):
     (data / ".nv-meta/dataset.yaml").write_bytes(document)
     found = refused_or(texts, data)
