@@ -13,7 +13,7 @@ import tracemalloc
 import numpy as np
 from startup import report as report_startup
 
-from energon_stream.schedule import LeafPlan, OrderSpec, RepeatPlan, build_schedule
+from energon_stream.schedule import LeafCursor, LeafPlan, OrderSpec, RepeatCursor, RepeatPlan, build_schedule
 from energon_stream.state import dumps
 
 SHARDS, PER_SHARD, ROUNDS = 100_000, 10_000, 7
@@ -44,7 +44,7 @@ def plan_and_take(cursor_of):
 
 
 def main():
-    at_95_percent = (7, 7, (7, 118_750_000, 11_875, 3))
+    at_95_percent = RepeatCursor(7, 7, LeafCursor(7, 118_750_000, 11_875, 3))
     rows = {
         "from the start": lambda schedule: schedule.begin(),
         "at 95 % of the eighth epoch": lambda schedule: at_95_percent,
