@@ -12,7 +12,7 @@ SUITES := test-all types audit interop convert transforms ray megatron framework
 # On a Python without the GIL, which the other suites do not have: make free-threaded PYTHON=python3.14t.
 FREE_THREADED := schedule tar index cache read
 
-.PHONY: demo test unit lint localstack bench bench-release peers $(SUITES) suites interop-environment convert-environment chaos free-threaded release-check clean
+.PHONY: demo test unit lint bench bench-release peers $(SUITES) suites interop-environment convert-environment chaos free-threaded release-check clean
 
 # What the library needs, and no more.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -22,9 +22,10 @@ $(VENV)/core: pyproject.toml constraints.txt
 	$(PIP) -e .
 	touch $@
 
-# That and all development tools.
+# That, all development tools, and LocalStack, which gets a virtual environment of its own, because it pins botocore.
 $(VENV)/installed: $(VENV)/core
 	$(PIP) -e '.[dev]'
+	$(BIN)/python localstack/run.py --install-only
 	touch $@
 
 demo: $(VENV)/core
@@ -34,11 +35,7 @@ test: lint unit
 
 # The same with all of hypothesis' examples, and with the slow tests; it takes an hour.
 test-all: PROFILE = --hypothesis-profile nightly -m ''
-test-all: lint localstack unit
-
-# It gets a virtual environment of its own, because it pins botocore, and takes ten CPU-seconds to start.
-localstack: $(VENV)/installed
-	$(BIN)/python localstack/run.py --install-only
+test-all: lint unit
 
 # mypy, and pyright on the public interface: the share of it that type checkers of users know, at least 97 %. pyright
 # looks for the package on PYTHONPATH, and not behind the import hook of an editable installation.

@@ -74,7 +74,7 @@ FRAMEWORKS = {"integrations", "frameworks"}  # folders
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the modules by directory, and deal them to the parts of the list with which the processes begin.
 
-    Cells that the marker ``every`` leaves out are slow, and what needs LocalStack.
+    Cells that the marker ``every`` leaves out are slow.
 
     Large frameworks take long to import, so the last process alone runs the tests of them, and begins with
     these: others take over from the end of its part.
@@ -83,8 +83,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cells: Counter[str] = Counter()  # seen so far, by the test that they are of
     for item in items:
         modules.setdefault(item.path, []).append(item)
-        if item.get_closest_marker("localstack") is not None:
-            item.add_marker("slow")
         if (every := item.get_closest_marker("every")) is not None:
             test = item.nodeid.partition("[")[0]
             if cells[test] % every.args[0]:

@@ -54,7 +54,7 @@ class TestS3Obstore(TestS3Fsspec):
 
 
 class TestLocalStack(TestS3Fsspec):
-    pytestmark = pytest.mark.localstack
+    pytestmark = (pytest.mark.localstack, pytest.mark.slow)  # by day, the stand-in
     transport = "auto"
 
     @pytest.fixture

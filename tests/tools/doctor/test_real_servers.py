@@ -17,7 +17,7 @@ def folder(tmp_path_factory):
     )
 
 
-@pytest.fixture(params=[pytest.param("localstack", marks=pytest.mark.localstack), "seaweedfs"])
+@pytest.fixture(params=[pytest.param("localstack", marks=(pytest.mark.localstack, pytest.mark.slow)), "seaweedfs"])
 def server(request):
     return request.getfixturevalue(request.param)
 
