@@ -17,7 +17,9 @@ def folder(tmp_path_factory):
     )
 
 
-@pytest.fixture(params=[pytest.param("localstack", marks=(pytest.mark.localstack, pytest.mark.slow)), "seaweedfs"])
+@pytest.fixture(
+    params=[pytest.param("localstack", marks=(pytest.mark.localstack, pytest.mark.slow)), "seaweedfs"]
+)
 def server(request):
     return request.getfixturevalue(request.param)
 
