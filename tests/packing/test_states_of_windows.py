@@ -97,7 +97,7 @@ def test_states_of_several_costs_go_on_with_their_packs(path):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(("states", "algorithm"), [([EARLIER], 4), (None, 7)])
+@pytest.mark.parametrize(("states", "algorithm"), [([EARLIER], 4), (None, 9)])
 def test_the_record_of_a_run_says_which_packs_it_has(path, tmp_path, states, algorithm):
     run = str(tmp_path / "run")
     going_on(path, states, 8, run=run)
