@@ -36,6 +36,7 @@ _DOCUMENTED = {
     "_make",
     "_repr_html_",
 }
+_OTHERS = ("_ENERGON", "_SUCCESS")  # variables of the environment, a file of Spark
 _PRIVATE_STRING = re.compile(rf"({PACKAGE}\.[\w.]*\.)?_[A-Z][A-Z_]+|{PACKAGE}\.[\w.]+\._[a-z]\w+")
 
 
@@ -105,7 +106,7 @@ def reach_ins(trees: dict[Path, ast.Module]) -> Iterator[tuple[Path, int, str]]:
                 yield from ((path, node.lineno, each.name) for each in node.names if _is_private(each.name))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 text = node.value
-                if _PRIVATE_STRING.fullmatch(text) and not text.startswith("_ENERGON"):
+                if _PRIVATE_STRING.fullmatch(text) and not text.startswith(_OTHERS):
                     yield path, node.lineno, text
 
 
