@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from calls import counted
 from mixtures import Texts, text_dataset, v2, write
 
 from energon_stream import (
@@ -16,9 +17,8 @@ from energon_stream import (
     get_train_dataset,
     open_run,
 )
-from energon_stream.config import references
 from energon_stream.errors import ConfigError, CostsError, MetadataError
-from energon_stream.pipeline import reader_dataset
+from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.schedule import (
     BlendPlan,
     CursorCodec,
@@ -29,7 +29,6 @@ from energon_stream.schedule import (
     build_schedule,
     check_cursor,
 )
-from energon_stream.schedule.combine import RepeatSchedule
 from energon_stream.state import dumps, loads, redistribute
 
 STREAMS, BATCH = 8, 2
@@ -236,35 +235,30 @@ def test_what_shares_of_tokens_need_is_named(folder, tmp_path):
         open_loader(write(tmp_path / "outer.yaml", v2(outer)))
 
 
-def test_costs_are_looked_up_for_the_source_that_is_drawn_alone(folder, monkeypatch):
+def test_costs_are_looked_up_for_the_source_that_is_drawn_alone(folder):
     """Each batch that was consumed looked up 64 samples of each source."""
     options = {"batch_size": None, "task_encoder": Texts(), "shuffle_buffer_size": None}
     dataset = get_train_dataset(folder / "mix.yaml", worker_config=WorkerConfig(0, 1, 0), **options)
-    ((_, reader),) = reader_dataset.find_readers(dataset)
+    ((_, reader),) = find_readers(dataset)
     schedule = reader.schedule(0)
-    taken, take = [], RepeatSchedule.take
     _, end = schedule.take(schedule.begin(), 100)
-    monkeypatch.setattr(RepeatSchedule, "take", lambda *args: taken.append(args) or take(*args))
     at = schedule.begin()
-    for _ in range(100):
-        at = schedule.advance(at, 1)
+    with counted("energon_stream.schedule", "combine.take") as taken:
+        for _ in range(100):
+            at = schedule.advance(at, 1)
     assert at == end
-    assert len(taken) <= 100 + 3
+    assert 0 < taken.total() <= 100 + 3
 
 
-def test_a_mixture_whose_weights_change_is_opened_without_a_schedule_for_each_stream(folder, monkeypatch):
+def test_a_mixture_whose_weights_change_is_opened_without_a_schedule_for_each_stream(folder):
     """Each of 64 streams had one, of which none was used, and each change weighed all sources for each."""
     weights = {name: {0: 1, 10: {"to": weight, "ramp": "linear"}} for name, weight in WEIGHTS.items()}
     write(folder / "ramp.yaml", document(None, **weights))
-    made, build = [], reader_dataset.build_schedule
-    weighed, weigh = [], references.weight_at
-    monkeypatch.setattr(
-        reader_dataset,
-        "build_schedule",
-        lambda *args, **options: made.append(args) or build(*args, **options),
-    )
-    monkeypatch.setattr(references, "weight_at", lambda *args: weighed.append(args) or weigh(*args))
     options = {"batch_size": 1, "draws": "even", "task_encoder": Texts()}
-    get_train_dataset(folder / "ramp.yaml", worker_config=WorkerConfig(0, 1, 0, num_streams=64), **options)
-    assert not made
-    assert 0 < len(weighed) <= 3 * 13  # of 3 sources, at 11 changes
+    config = WorkerConfig(0, 1, 0, num_streams=64)
+    with counted(
+        "energon_stream", "schedule.plan.build_schedule", "config.weight_schedule.weight_at"
+    ) as calls:
+        get_train_dataset(folder / "ramp.yaml", worker_config=config, **options)
+    assert [*calls] == ["config.weight_schedule.weight_at"]
+    assert calls.total() <= 3 * 13  # of 3 sources, at 11 changes

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from calls import counted
 from hypothesis import given
 from hypothesis import strategies as st
 from repetitions import examples
@@ -65,14 +66,13 @@ def _combine(inner):
 schedules = st.one_of(leaves, _combine(leaves), _combine(_combine(leaves)))
 
 
-def test_references_are_looked_up_once(monkeypatch):
+def test_references_are_looked_up_once():
     """A take stepped over each pass of a repeated leaf three times."""
-    steps, step = [], LeafSchedule._step
-    monkeypatch.setattr(LeafSchedule, "_step", lambda *args: steps.append(args) or step(*args))
     leaves = [make_leaf([20], key=key, leaf=key) for key in range(2)]
     blend = BlendSchedule(tuple(map(RepeatSchedule, leaves)), (1.0, 2.0), 3)
-    refs, _ = blend.take(blend.begin(), 130)
-    assert len(steps) == sum(-(-count // 20) for count in np.bincount(refs.leaf).tolist())
+    with counted("energon_stream.schedule", "leaf_order.take", "leaf_order.advance") as steps:
+        refs, _ = blend.take(blend.begin(), 130)
+    assert steps.total() == sum(-(-count // 20) for count in np.bincount(refs.leaf).tolist())
 
 
 @examples(150)

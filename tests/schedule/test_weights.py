@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from calls import counted
 from hypothesis import example, given
 from hypothesis import strategies as st
 from repetitions import examples
@@ -22,7 +23,6 @@ from energon_stream.schedule import (
     check_cursor,
     first_batch,
 )
-from energon_stream.schedule import weights as weights_module
 from energon_stream.schedule.weights import EvenDraws, first_reference
 from energon_stream.state import dumps, loads
 
@@ -77,8 +77,8 @@ def behind(plan, streams, rounds, missing=frozenset()):
         now = [Fraction(each) for each in [w.weights for w in weights if w.begin <= batch][-1]]
         now = [0 if (source, stream) in missing else weight for source, weight in enumerate(now)]
         for source, weight in enumerate(now):
-            for counted in (job, of_stream[stream]):
-                counted[source] += plan.per_batch * weight / sum(now)
+            for due in (job, of_stream[stream]):
+                due[source] += plan.per_batch * weight / sum(now)
         for source in drawn[stream][number * plan.per_batch : (number + 1) * plan.per_batch]:
             assert now[source]
             job[source] -= 1
@@ -185,7 +185,7 @@ def test_even_draws_are_those_of_before():
 
 
 @pytest.mark.parametrize("begin", [0, 7])
-def test_streams_of_a_process_draw_rounds_together(begin, monkeypatch):
+def test_streams_of_a_process_draw_rounds_together(begin):
     """The same draws and states as recorded, each round drawn once; 64 streams once drew each 64 times."""
     weights = [WeightChange(0, (3.0, 0.7, 1.0, 0.2)), WeightChange(4100, (1.0, 0.0, 2.0, 5.0))]
     alone = [EvenDraws(weights, range(64), stream, 64, 1) for stream in range(64)]
@@ -193,32 +193,31 @@ def test_streams_of_a_process_draw_rounds_together(begin, monkeypatch):
     at = [begin + (begin > 0 and stream < 20) for stream in range(64)]
     first = [rule.take(0, rule.fresh(0), at[stream]) for stream, rule in enumerate(alone)]
     del alone
-    drawn, draw = [], weights_module._draw
-    monkeypatch.setattr(weights_module, "_draw", lambda *args: drawn.append(args) or draw(*args))
     rules = [EvenDraws(weights, range(64), stream, 64, 1) for stream in range(64)]
-    for rule, step, (_, state) in zip(rules, at, first, strict=True):
-        rule.go_on(step, state) if begin else rule.fresh(0)
     chosen, states = [each.tolist() for each, _ in first], [state for _, state in first]
-    for end in (64, 110, 150):
-        for stream, rule in enumerate(rules):
-            got, states[stream] = rule.take(at[stream], states[stream], end - at[stream])
-            chosen[stream] += got.tolist()
-        at = [end] * 64
+    with counted("energon_stream.schedule", "weights.draw") as drawn:
+        for rule, step, (_, state) in zip(rules, at, first, strict=True):
+            rule.go_on(step, state) if begin else rule.fresh(0)
+        for end in (64, 110, 150):
+            for stream, rule in enumerate(rules):
+                got, states[stream] = rule.take(at[stream], states[stream], end - at[stream])
+                chosen[stream] += got.tolist()
+            at = [end] * 64
     found = [(chosen[stream], states[stream]) for stream in (0, 5, 63)]
     assert zlib.crc32(repr(found).encode()) == 1352383745
-    assert len(drawn) < 150 + 64 + 2
+    assert 0 < drawn.total() < 150 + 64 + 2
 
 
-def test_draws_that_are_counted_anew_are_counted_once_for_all_streams(monkeypatch):
+def test_draws_that_are_counted_anew_are_counted_once_for_all_streams():
     """Where a dataset changed, each of 64 streams drew the same rounds: 32,000 instead of 500."""
-    weights, drawn, draw = [WeightChange(0, (3.0, 0.7, 1.0))], [], weights_module._draw
+    weights = [WeightChange(0, (3.0, 0.7, 1.0))]
     alone = EvenDraws(weights, range(64), 9, 64, 2)
     expected = alone.take(0, alone.fresh(0), 1000)[1]
     del alone
-    monkeypatch.setattr(weights_module, "_draw", lambda *args: drawn.append(args) or draw(*args))
     rules = [EvenDraws(weights, range(64), stream, 64, 2) for stream in range(64)]
-    assert [rule.fresh(1000) for rule in rules][9] == expected
-    assert len(drawn) == 500
+    with counted("energon_stream.schedule", "weights.draw") as drawn:
+        assert [rule.fresh(1000) for rule in rules][9] == expected
+    assert drawn.total() == 500
 
 
 def test_even_draws_do_not_drift():
