@@ -83,7 +83,7 @@ class RayEngine(TaskEngine):
         except Exception as error:  # Ray's own do not share a class
             what, hint = "reached", "check the address"
             if is_new:  # a node gives its processes 15 seconds, and nothing changes that
-                what, hint = "started", "on a busy machine, work in processes: LocalEngine, --engine local"
+                what, hint = "started", "where the machine is busy, use a LocalEngine"
             raise ConfigError(f"Ray cannot be {what}: {error}", where=address or None, hint=hint) from error
 
 

@@ -9,6 +9,7 @@ from energon_stream.config.metadataset import parse_metadataset
 from energon_stream.config.references import AuxRef, BlendRef, LeafRef, MetadatasetRef, inherit
 from energon_stream.config.subset import Subset, parse_subset
 from energon_stream.errors import ConfigError, MetadataError
+from energon_stream.schedule import Knot
 from energon_stream.storage import StoreSpec
 from energon_stream.urls import join_url
 
@@ -79,7 +80,7 @@ def test_defaults_and_kinds_of_nodes():
         half = Subset(lower=0.5)
         assert node.split("train") == BlendRef(
             (LeafRef(at("a"), "train", subset=half), LeafRef(at("b"), "train", subset=half)),
-            (((0, 3.0),), ((0, 1.0),)),
+            ((Knot(0, 3.0),), (Knot(0, 1.0),)),
             by,
             f"m.yaml: splits.train.{key}",
         )
@@ -92,7 +93,7 @@ def test_version_1_with_and_without_its_name():
             LeafRef(at("a"), "val", subflavors={"__subflavor__": "old"}),
             LeafRef(at("b"), "train"),
         ),
-        (((0, 2.0),), ((0, 1.0),)),
+        ((Knot(0, 2.0),), (Knot(0, 1.0),)),
         "weight",
         "m.yaml: splits.train.datasets",
     )

@@ -62,7 +62,7 @@ def test_a_cluster_that_cannot_start_is_an_error(tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env["PYTHONPATH"] = f"{tmp_path}:{ray_nodes.REPOSITORY}"
     done = subprocess.run([sys.executable, "-c", FAILS], env=env, capture_output=True, text=True, check=False)
-    assert re.match(r"Ray cannot be started: .*timed out.*--engine local", done.stdout), done.stderr
+    assert re.match(r"Ray cannot be started: .*timed out.*LocalEngine", done.stdout), done.stderr
 
 
 @pytest.fixture(scope="module")

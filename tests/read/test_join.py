@@ -268,7 +268,7 @@ def test_a_joined_batch_costs_the_round_trips_of_a_plain_one(lake, s3_server, tm
     assert count == 8
     assert not [entry for entry in log if entry.key.endswith(".tar.idx")]
     assert len([entry for entry in log if entry.key.endswith(".bin")]) == 1
-    assert len(tars) <= 2 * 8
+    assert len(tars) <= 2 * (8 + 1)  # the next sample may be on its way
     s3_server.reset_counters()
     samples = in_order(f"{tmp_bucket}/meta.yaml", storage_options=s3_server.storage_options)
     assert [sample["texts"] for sample in samples] == texts(range(40), "a", "c")

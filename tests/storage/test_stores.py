@@ -2,6 +2,7 @@
 
 import uuid
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -54,7 +55,7 @@ class TestS3Obstore(TestS3Fsspec):
 
 
 class TestLocalStack(TestS3Fsspec):
-    pytestmark = (pytest.mark.localstack, pytest.mark.slow)  # by day, the stand-in
+    pytestmark: ClassVar = [pytest.mark.localstack, pytest.mark.slow]  # by day, the stand-in
     transport = "auto"
 
     @pytest.fixture
