@@ -30,12 +30,13 @@ class Example:
         option: Its option for the place of checkpoints.
         data: A prepared dataset.
         folder: Where checkpoints and records go.
+        alone: Its options for a run without workers.
     """
 
-    def __init__(self, run, name, option, data, folder):
+    def __init__(self, run, name, option, data, folder, alone=("--workers", 0)):
         self.run, self.program, self.option = run, EXAMPLES / name, option
         run.preload = FRAMEWORKS
-        self.data, self.folder = data, folder
+        self.data, self.folder, self.alone = data, folder, alone
 
     def __call__(self, name, steps, *options, launcher=(), save_every=5):
         """Train to a step, in the checkpoints of ``name``."""
@@ -62,7 +63,7 @@ class Example:
 
     def whole(self, steps=10, *options):
         """The lines of a run that does not stop, without workers."""
-        self("whole", steps, *options, "--workers", 0)
+        self("whole", steps, *options, *self.alone)
         lines = self.record("whole")
         assert len({line.split()[-2] for line in lines}) == steps
         return lines
@@ -71,7 +72,7 @@ class Example:
         """A run that stops after step 7 and goes on at the checkpoint of step 5 is like the whole one, losses
         included.
         """
-        self("cut", 7, "--workers", 0)
+        self("cut", 7, *self.alone)
         self("cut", 10)
         assert self.record("cut") == whole[:7] + whole[5:]
 

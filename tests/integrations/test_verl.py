@@ -281,7 +281,7 @@ def test_ten_resizes_in_verls_own_fine_tuning_over_ends_of_epochs(data, tmp_path
 @pytest.mark.parametrize("options", [(), ("--mapped",)])
 def test_the_example_goes_on_after_ten_kills_in_verls_own_trainer(run, data, tmp_path, options):
     pytest.importorskip("verl", reason="no verl (`make frameworks` has it)")
-    example = Example(run, "verl_rows.py", "--checkpoint", data / "coco", tmp_path)
+    example = Example(run, "verl_rows.py", "--checkpoint", data / "coco", tmp_path, alone=())
     run.preload = ()
     # By number, a pass over the rows has ten steps.
     whole = example.whole(40, *options)
