@@ -273,7 +273,7 @@ def least_distance(sources, parts):
 
 
 def can_keep(sources, parts, most, shares):
-    """Whether some rule is never further off than so many parts."""
+    """Return True if a rule is never further off than ``most`` parts."""
     states = {
         tuple(sorted((*each, -sum(each))))
         for each in product(range(-most, most + 1), repeat=sources - 1)
@@ -287,7 +287,7 @@ def can_keep(sources, parts, most, shares):
 
 
 def can_stay(state, shares, parts, states):
-    """Whether a draw of some source with a share leads to one of the states."""
+    """Return True if a draw of a source with a share leads to one of the states."""
     now = [behind + share for behind, share in zip(state, shares, strict=True)]
     draws = (source for source, share in enumerate(shares) if share)
     return any(tuple(sorted([*now[:at], now[at] - parts, *now[at + 1 :]])) in states for at in draws)

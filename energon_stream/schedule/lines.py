@@ -46,7 +46,7 @@ Course: TypeAlias = tuple[Knot, ...]
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """How the weights of sources follow from those of the blends around them, which change along lines."""
+    """The blends around each source, whose weights change along lines."""
 
     blends: tuple[tuple[Course, ...], ...]  # the weights of each child of each blend
     chains: tuple[tuple[tuple[int, int], ...], ...]  # of each source, the blends around it and which child
@@ -88,7 +88,7 @@ class Lines:
 
     @property
     def are_long(self) -> bool:
-        """Whether a line has more batches than a plan has the weights of."""
+        """True if a line has more batches than a plan has stairs."""
         return any(end - begin > STAIRS and self.is_ramp(begin) for begin, end in pairwise(self.begins()))
 
 
@@ -207,7 +207,7 @@ def rounds_of(lines: Lines, begin: int, streams: Sequence[int], num_streams: int
 
 
 class Slope:
-    """How much sources have along a ramp, by the draws of some streams, in samples.
+    """The samples that sources have along a ramp, by the draws of some streams.
 
     Between knots, shares are parabolas whose ends and means are right. The knots are so close that this is
     off by a thousandth of a sample; only the order of draws depends on it, not their number.
@@ -241,7 +241,7 @@ class Slope:
         return round(float(self._tables[source][3][-1]) * WHOLE)
 
     def end(self, source: int, missing: int, draw: int) -> tuple[int | None, int]:
-        """Return the draw by which a source has so many parts after another one; None if it never does.
+        """Return the draw by which a source has ``missing`` parts more; None if it never does.
 
         The second number is what it has until the end, in parts.
         """

@@ -37,7 +37,7 @@ source is behind then."""
 
 
 class _Halves:
-    """How streams are halved until each of some members is alone. Halves without a member are left out."""
+    """Halves of the streams, down to each member alone. Halves without a member are left out."""
 
     def __init__(self, streams: int, members: Sequence[int]) -> None:
         self.members = members

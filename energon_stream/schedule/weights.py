@@ -269,7 +269,7 @@ def _draw(
 ) -> tuple[Drawn, tuple[int, ...]]:
     """Return how many of some draws, up to the one ``at``, each source has, and what each is behind then.
 
-    The ``shares`` that each has for so many ``times`` make ``count`` draws.
+    The ``shares`` of all sources, ``times`` over, make ``count`` draws.
     """
     drawn, left, waiting, after = {}, count, [], list(behind)
     for source, share in shares:
