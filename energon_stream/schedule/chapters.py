@@ -157,6 +157,8 @@ def split_anew(loads: Int64Array, steps: Int64Array, rest: Int64Array) -> tuple[
     are packs after the last step, whose loads are free. ``steps`` has packs in the shape (streams, steps,
     packs), ``rest`` of (streams, packs), and so have the results.
     """
+    if steps.shape[2] == 1:  # packs would only change places
+        return steps, rest
     bins, count = [*steps.transpose(1, 0, 2), rest], steps.shape[1]
     pairs = combinations(range(count + (rest.size > 0)), 2)
     near = [(one, other) for one, other in pairs if other - one <= _APART]

@@ -54,14 +54,19 @@ class Lines:
 
     @classmethod
     def read(cls, saved: Any) -> Lines | None:
-        """Return lines of plain values, the inverse of ``describe``."""
+        """Return lines of plain values, the inverse of ``describe``. Raises errors of Python for others."""
         if saved is None:
             return None
         blends, chains = saved
-        return cls(
+        found = cls(
             tuple(tuple(tuple(Knot(*knot) for knot in course) for course in blend) for blend in blends),
             tuple(tuple((blend, child) for blend, child in chain) for chain in chains),
         )
+        for course in (course for blend in found.blends for course in blend):
+            begins = [knot.begin for knot in course]
+            if begins[0] or begins != sorted({*begins}) or not all(0 <= e.weight < math.inf for e in course):
+                raise ValueError(f"a weight changes by {course!r:.80}")
+        return found
 
     def describe(self) -> list[Any]:
         """Return plain values."""
@@ -178,7 +183,8 @@ class RampRounds:
     def __init__(self, ramp: Stretch, streams: Sequence[int], num_streams: int) -> None:
         self._ramp, self._num_streams = ramp, num_streams
         self._streams = np.array(streams, dtype=np.int64)
-        self._rounds = max(1, _BLOCK // len(streams))
+        batches = min(ramp.end - ramp.begin + num_streams, _BLOCK, _BLOCK * 64 // len(ramp.sources))
+        self._rounds = max(1, batches // num_streams)
         self._blocks: dict[int, Int64Array] = {}
 
     def sums(self, number: int, begin: int, end: int) -> Drawn:
@@ -190,20 +196,12 @@ class RampRounds:
             # What is beyond the ramp is not asked for.
             batches = np.clip(batches, self._ramp.begin, self._ramp.end - 1)
             parts = self._ramp.parts(batches.ravel()).reshape(-1, *batches.shape)
-            while len(self._blocks) > 3:
-                del self._blocks[next(iter(self._blocks))]
-            self._blocks[block] = parts
+            self._blocks = {**dict([*self._blocks.items()][-1:]), block: parts}
         found = parts[:, row, begin:end]
         # In halves, because 2 ** 15 shares of 1 are too much for 64 bits.
         low, high = (each.sum(axis=1).tolist() for each in (found & 0xFFFFFF, found >> 24))
         sums = [(more << 24) + less for less, more in zip(low, high, strict=True)]
         return tuple(zip(self._ramp.sources, sums, strict=True))
-
-
-@lru_cache(64)
-def rounds_of(lines: Lines, begin: int, streams: Sequence[int], num_streams: int) -> RampRounds:
-    """Return the rounds of a ramp, which the streams of a process share."""
-    return RampRounds(stretch_of(lines, begin), streams, num_streams)
 
 
 class Slope:

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 _TOGETHER, _DRAWS = 64, 1 << 16
 """Rounds that are drawn together, or as many as have so many draws."""
-_MOST = 512  # rounds that are drawn together at most
+_MOST, _MOST_NUMBERS = 512, 1 << 22
+"""Rounds that are drawn together at most, and numbers of members in them."""
 _KEPT, _KEPT_BYTES = 1 << 15, 64 << 20
 """Rounds that are kept, and their bytes: what is taken ahead is counted again when it is consumed."""
+_NUMBER_BYTES = 48  # of an integer in a tuple
 _FEW = 100  # leads of halves that are sooner dealt to one by one
 _STATES = 4  # states of a stream that are kept: of what looks ahead, and of what is consumed
 _NEAR = 64  # rounds between streams that draw together
@@ -267,8 +269,10 @@ class Rounds:
 
     def draw(self, count: int) -> None:
         """Draw the next rounds; of many, the first ones."""
-        last, size, count = self._chunks[-1], self._size, min(count, _MOST)
+        last, size = self._chunks[-1], self._size
         halves, first = last.halves, self.end
+        in_round = len(halves.members) * max(size, len(last.behind[-1]))
+        count = min(count, _MOST, max(1, _MOST_NUMBERS // in_round))
         behind, dealt = last.behind[-1:], list[tuple[int, int, int, list[Drawn]]]()
         for at in range(count):
             parts, after = self._draw(first + at, behind[-1])
@@ -298,7 +302,8 @@ class Rounds:
         chunk = _Chunk(first, halves, own_sources, behind, _small(history))
         self._chunks = [*(each for each in self._chunks if len(each.sources)), chunk]
         self.end += count
-        kept = min(_KEPT, _KEPT_BYTES * count // (chunk.sources.nbytes + chunk.leads.nbytes))
+        arrays = chunk.sources.nbytes + chunk.leads.nbytes
+        kept = min(_KEPT, _KEPT_BYTES * count // (arrays + _NUMBER_BYTES * count * len(numbers)))
         while len(self._chunks) > 1 and self._chunks[1].first < self.end - kept:
             del self._chunks[0]
 

@@ -243,8 +243,8 @@ def fill_beside_large(
 
     A sample that takes most of a room has its own pack, unlike those of small samples. As many packs of
     small ones as fill up the last row are made alike: of those with much of that cost and little of others.
-    Last is the group of each sample: 0 of those, 1 of other small ones, 2 of large ones. None where all
-    streams have equally many large samples, or fewer than one, or small ones do not suffice.
+    Last is the group of each sample: 0 of those, 1 of other packs of small ones, 2 of the rest. None where
+    all streams have equally many large samples, or fewer than one, or small ones do not suffice.
     """
     used = costs[:, 0] > 0
     totals = costs[used].sum(axis=0)
@@ -274,6 +274,7 @@ def fill_beside_large(
             continue
         own, pack = np.concatenate([alike, rest]), np.concatenate([first, last + more])
         sums_of = np.stack([np.bincount(pack, each, minlength=packs) for each in parts[own].T])
-        group = np.where(pack < more, 0, 1 + is_large[own])
+        has_large = np.bincount(pack, is_large[own], minlength=packs) > 0
+        group = np.where(pack < more, 0, 1 + has_large[pack])
         return (count, own, pack, group) if sums_of.max(axis=0).mean() >= _FULL else None
     return None

@@ -30,7 +30,6 @@ from energon_stream.schedule.lines import (
     Lines,
     RampRounds,
     Slope,
-    rounds_of,
     stretch_of,
 )
 from energon_stream.schedule.rounds import EvenState, SharedRounds
@@ -176,13 +175,14 @@ class _JobDraws:
         self._shares = [
             shares_of(change.weights)
             if change.along is None
-            else rounds_of(change.along, change.begin, streams, num_streams)
+            else RampRounds(stretch_of(change.along, change.begin), streams, num_streams)
             for change in weights
         ]
         draws = tuple(per_batch * self._batches(change.begin) for change in planned)
         self._foresight = _foresight(draws, tuple(planned)) if len(planned) > 1 else None
         pairs = zip_longest(weights, planned, fillvalue=WeightChange(1 << 62, ()))
-        self._unforeseen = next((min(pair).begin for pair in pairs if pair[0] != pair[1]), math.inf)
+        unlike = (min(one.begin, other.begin) for one, other in pairs if one != other)
+        self._unforeseen = next(unlike, math.inf)
 
     def draw(
         self, number: int, behind: tuple[int, ...]
@@ -196,8 +196,8 @@ class _JobDraws:
                 foresight, at = None, 0
             count = (end - begin) * size
             if isinstance(shares, RampRounds):
-                part = number, begin, end
-                drawn, behind = _draw_along(behind, shares, part, size, count, foresight, at)
+                sums = shares.sums(number, begin, end)
+                drawn, behind = _draw.__wrapped__(behind, sums, size, count, foresight, at)
             else:
                 drawn, behind = _draw(behind, shares, count, count, foresight, at)
             found.append((begin, end, drawn))
@@ -247,20 +247,6 @@ def _foresight(draws: tuple[int, ...], planned: tuple[WeightChange, ...]) -> For
 
 def _hashable(streams: Sequence[int]) -> Sequence[int]:
     return streams if isinstance(streams, range) else tuple(streams)
-
-
-@lru_cache(4096)
-def _draw_along(
-    behind: tuple[int, ...],
-    rounds: RampRounds,
-    part: tuple[int, int, int],
-    times: int,
-    count: int,
-    foresight: Foresight | None,
-    at: int,
-) -> tuple[Drawn, tuple[int, ...]]:
-    """Return the same as :func:`_draw` in a part of a round along a ramp."""
-    return _draw.__wrapped__(behind, rounds.sums(*part), times, count, foresight, at)
 
 
 @lru_cache(4096)

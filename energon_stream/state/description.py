@@ -97,10 +97,9 @@ class Description:
 
     def earlier_version(self, saved: Mapping[str, str]) -> int | None:
         """Return the version of plans that a fingerprint has; None for the present one, or another order."""
-        if "draws" in self.prints:
-            earlier = {_DRAWS[ALONG_LINES]: None, _DRAWS[IN_STAIRS]: IN_STAIRS, None: UNFORESEEN}
-            version = earlier.get(saved.get("draws"))
-            return None if self.prints["draws"] == saved.get("draws") else version
+        if "draws" in self.prints and self.prints["draws"] != saved.get("draws"):
+            earlier = {_DRAWS[IN_STAIRS]: IN_STAIRS, None: UNFORESEEN}
+            return earlier.get(saved.get("draws"))
         return self.earlier_packs.get(saved.get("order", ""))
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:

@@ -207,6 +207,28 @@ def test_both_stay_even_after_skipped_samples_and_many_steps(kind):
     assert ratios(sums).mean(axis=0).max() <= 1.04
 
 
+def test_small_samples_in_packs_of_large_ones_count():
+    """Exchanges saw an empty pack where a small sample lay beside a large one: packs had up to 1,332."""
+    draw = np.random.default_rng(64)
+    kind = draw.choice(3, 8000, p=[0.0171, 0.49145, 0.49145])
+    patches = np.choose(kind, [draw.integers(967, 1001, 8000), draw.integers(20, 95, 8000), 0])
+    text = np.choose(
+        kind, [draw.integers(5, most, 8000) for most in (275, 40)] + [draw.integers(20, 204, 8000)]
+    )
+    vision = PackKind("vision", 1000, "linear")
+    spec = PackSpec(1000, 8, 8, "linear", "error", "text", (vision,), chapter=1)
+    plan = RepeatPlan(LeafPlan(0, np.arange(0, 8001, 500), OrderSpec(100, 0, 16, 1)), 1)
+    job = JobPacks(build_schedule(plan, num_streams=1, stream=0, key=3), spec, (text,), 4, 1, ((patches,),))
+    packs = [
+        pack
+        for window in job.windows()
+        for own in window.streams
+        for pack in np.split(own.refs.index, own.ends[:-1])
+    ]
+    assert sorted(np.concatenate(packs).tolist()) == list(range(8000))
+    assert max(max(text[pack].sum(), patches[pack].sum()) for pack in packs) <= 1000
+
+
 @pytest.mark.parametrize("step", [4, 16])
 def test_each_sample_comes_once_within_both_rooms(folder, step):
     text, patches = COSTS

@@ -13,9 +13,12 @@ from repetitions import examples
 
 from energon_stream.errors import ConfigError, EmptyStreamError
 from energon_stream.schedule import (
+    ALONG_LINES,
     BlendPlan,
     CursorCodec,
+    Knot,
     LeafPlan,
+    Lines,
     OrderSpec,
     RepeatPlan,
     WeightChange,
@@ -296,3 +299,21 @@ def test_a_stream_without_samples_of_the_sources_with_weight_is_named():
     blend = BlendPlan(tuple(child.child for child in plan_of((1.0, 1.0, 1.0)).children), (1.0, 1.0, 0.0))
     with pytest.raises(ConfigError, match="that end"):
         build_schedule(blend, num_streams=1, stream=0, key=1)
+
+
+def test_weights_that_a_ramp_begins_with_can_be_set():
+    """Lines were compared with None. Of 400 draws each source has its share."""
+    courses = (Knot(0, 0.75), Knot(1000, 0.25, True)), (Knot(0, 0.25), Knot(1000, 0.75, True))
+    lines = Lines((courses,), (((0, 0),), ((0, 1),)))
+    leaves = tuple(RepeatPlan(LeafPlan(each, np.array([0, 900]), OrderSpec(4, 8, 2, 1))) for each in range(2))
+    ramp = BlendPlan(leaves, (0.75, 0.25), (), 8, even=True, foresees=ALONG_LINES, lines=lines)
+    schedule = build_schedule(
+        ramp.with_changes([WeightChange(0, (0.75, 0.25))]), num_streams=1, stream=0, key=1
+    )
+    assert np.bincount(schedule.take(schedule.begin(), 400)[0].leaf).tolist() == [300, 100]
+
+
+@pytest.mark.parametrize("course", [[[1, 1.0]], [[0, 1.0], [0, 2.0]], [[0, -1.0]], [["x", 2.0]], []])
+def test_damaged_lines_are_refused(course):
+    with pytest.raises((ValueError, TypeError, IndexError)):
+        Lines.read([[[course]], [[[0, 0]]]])

@@ -14,7 +14,7 @@ from energon_stream.pipeline.leaf import DatasetLeaf
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.schedule import BlendPlan, CursorCodec, LeafPlan, OrderSpec, RepeatPlan, in_place
 from energon_stream.state import dumps, loads, with_digest
-from energon_stream.state.description import describe, fingerprint, read_leaves
+from energon_stream.state.description import Description, describe, fingerprint, read_leaves
 from energon_stream.storage import StoreSpec
 
 
@@ -155,3 +155,10 @@ def test_a_thousand_sources_take_three_kilobytes_a_stream_and_seven_bytes_each()
 
 def shares(source):
     return [(leaf.inner.table.start, leaf.inner.table.stop) for leaf in source.schedule(0).children]
+
+
+def test_earlier_packs_are_known_beside_even_draws():
+    """Where a pipeline has both, and the draws are the same, the order tells."""
+    described = Description({"draws": "2"}, [], None, None, (), {"an order": 6})
+    assert described.earlier_version({"draws": "2", "order": "an order"}) == 6
+    assert described.earlier_version({"draws": "2", "order": "another"}) is None
