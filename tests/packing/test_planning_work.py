@@ -124,7 +124,12 @@ def test_over_a_store_streams_read_windows_together(tmp_path):
     prepare_jsonl(str(tmp_path / "bucket" / "texts.jsonl"))
     lengths = np.random.default_rng(0).integers(2, 40, 4_000)
     with S3Server(tmp_path) as server:
-        options = {"num_streams": 16, "read": ReadOptions(), "repeat": False, "storage": server.storage_options}
+        options = {
+            "num_streams": 16,
+            "read": ReadOptions(),
+            "repeat": False,
+            "storage": server.storage_options,
+        }
         dataset = opened("s3://bucket/texts.jsonl", cost=lengths, encoder=Lines, **options)
         server.reset_counters()
         runner = StreamRunner(dataset, range(16))
@@ -137,8 +142,8 @@ def test_over_a_store_streams_read_windows_together(tmp_path):
         runner.close()
         later = asked(server)[len(opening) :]
     assert sorted({line for pack in packs for line in pack}) == list(range(4_000))
-    # Of the seven windows, three are read together, so that a request takes several lines. Each round of requests
-    # reads up to 0.3 of its samples' bytes in vain, and rounds overlap.
+    # Of the seven windows, three are read together, so that a request takes several lines. Each round of
+    # requests reads up to 0.3 of its samples' bytes in vain, and rounds overlap.
     assert len(later) <= 4_000 / 5
     assert sum(entry.bytes for entry in later) <= 1.5 * 14 * 4_000
 
