@@ -37,7 +37,8 @@ class RayEngine(TaskEngine):
 
     Raises:
         MissingPackageError: (On use.) Ray is not installed.
-        ConfigError: (On use.) There is no cluster at the address, or Ray cannot start one.
+        ConfigError: (On use.) There is no cluster at the address, or Ray cannot start one, or ``runtime_env``
+            is wrong.
 
     Example:
         >>> from energon_stream import RayEngine
@@ -82,7 +83,9 @@ class RayEngine(TaskEngine):
                     _ray.init(address="local", include_dashboard=False, **options)
         except Exception as error:  # Ray's own do not share a class
             what, hint = "reached", "check the address"
-            if is_new:  # a node gives its processes 15 seconds, and nothing changes that
+            if self._runtime_env and isinstance(error, TypeError | ValueError):
+                what, hint = "given this runtime_env", "see the argument of ray.init"
+            elif is_new:  # a node gives its processes 15 seconds, and nothing changes that
                 what, hint = "started", "where the machine is busy, use a LocalEngine"
             raise ConfigError(f"Ray cannot be {what}: {error}", where=address or None, hint=hint) from error
 

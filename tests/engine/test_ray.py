@@ -40,6 +40,13 @@ def test_a_module_that_nodes_lack_is_named(monkeypatch):
         list(RayEngine().map(engine_tasks.listening, [None]))
 
 
+@pytest.mark.parametrize("wrong", [{"env_vars": {"A": 1}}, {"working_dir": "/no/such"}])
+def test_an_environment_that_ray_refuses_is_named(monkeypatch, wrong):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match=r"given this runtime_env: .*(must be of type|existing directory)"):
+        list(RayEngine(runtime_env=wrong).map(len, ["a"]))
+
+
 LATE = """
 import sys, time
 if any("agent" in word for word in sys.orig_argv):
