@@ -10,7 +10,8 @@ Prints, and ends with status 1 unless all hold:
 Then CPU time of even draws of 64 streams with batches of 1, of all in one process and of one alone: each
 draws 1,024 rounds ahead, and again when they are consumed, as readers do. ``--draws 0`` prints only this.
 
-``--plans 1000`` prints how far sources are from their shares in random plans of weights, and nothing else.
+``--plans 1000`` prints how far sources are from their shares in random plans of weights, so far and from one
+change to the next, and nothing else; ``--sources 20 --segments 40`` in larger ones.
 ``--lines`` does so for weights that go along lines, with 64 streams, and up to 10 million samples. Shares are
 counted by whole numbers from the words of the page: each batch has the weights of the lines in its middle.
 ``--least`` prints how near any rule can stay to shares that it does not know ahead.
@@ -125,8 +126,9 @@ def time_of_draws(streams, sources, ramp=False, rounds=2048, ahead=1024):
     ends = [(1 / (number + 1.37), 1 / (sources - number)) for number in range(sources)]
     told = [{0: one, 10**6: {"to": other, "ramp": "linear"}} if ramp else {0: one} for one, other in ends]
     courses = tuple(parse_schedule(each, "here") for each in told)
-    weights = list(changes_along(Lines((courses,), tuple(((0, each),) for each in range(sources)))))
-    rules = [EvenDraws(weights, range(64), stream, 64, 1, weights) for stream in streams]
+    lines = Lines((courses,), tuple(((0, each),) for each in range(sources)))
+    weights = list(changes_along(lines))
+    rules = [EvenDraws(weights, range(64), stream, 64, 1, weights, lines.begins()) for stream in streams]
     looking = [rule.fresh(0) for rule in rules]
     consuming, begin = looking.copy(), time.process_time()
     for first in range(0, rounds, ahead):
@@ -147,29 +149,41 @@ def report_times():
 
 
 def furthest_of_plan(weights, begins, size, foreseen):
-    """The largest distance of a source from its share after each batch of one stream, by fractions."""
+    """The largest distances from shares after each batch of one stream, and in each segment, by fractions."""
     changes = [WeightChange(*each) for each in zip(begins, weights, strict=True)]
-    rule, batches = EvenDraws(changes, range(1), 0, 1, size, changes if foreseen else ()), begins[-1] + 20
+    planned, knots = (changes, begins) if foreseen else ((), None)
+    rule, batches = EvenDraws(changes, range(1), 0, 1, size, planned, knots), begins[-1] + 20
     chosen = rule.take(0, rule.fresh(0), batches * size)[0].tolist()
-    behind, worst = [Fraction(0)] * len(weights[0]), Fraction(0)
+    behind, worst, segment = [Fraction(0)] * len(weights[0]), Fraction(0), Fraction(0)
+    before = behind
     for batch in range(batches):
+        if batch in begins:
+            segment = max(segment, *(abs(one - other) for one, other in zip(behind, before, strict=True)))
+            before = behind
         now = [change.weights for change in changes if change.begin <= batch][-1]
         total = sum(map(Fraction, now))
         behind = [at + size * Fraction(weight) / total for at, weight in zip(behind, now, strict=True)]
         for source in chosen[batch * size :][:size]:
             behind[source] -= 1
         worst = max(worst, *map(abs, behind))
-    return float(worst)
+    return float(worst), float(segment)
 
 
-def report_plans(plans):
-    print("| weights | changes are | furthest, in samples | plans with more than 1 |\n|---|---|--:|--:|")
+def report_plans(plans, most_sources, most_segments):
+    print(
+        "| weights | changes are | furthest, in samples | plans with more than 1 | in a segment | more than 1 |"
+    )
+    print("|---|---|--:|--:|--:|--:|")
     for zeros in (False, True):
         found, draw = {True: [], False: []}, random.Random(1)
         for _ in range(plans):
-            sources, spread, longest = draw.randint(2, 12), draw.choice([0.3, 1, 4]), draw.choice([3, 10, 30])
+            sources, spread, longest = (
+                draw.randint(2, most_sources),
+                draw.choice([0.3, 1, 4]),
+                draw.choice([3, 10, 30]),
+            )
             absent, weights, begins = draw.choice([0.2, 0.5, 0.8]) * zeros, [], [0]
-            for _ in range(draw.randint(2, 7)):
+            for _ in range(draw.randint(2, most_segments)):
                 row = [(draw.random() >= absent) * 10 ** (-draw.random() * spread) for _ in range(sources)]
                 weights.append(tuple(row) if any(row) else (1.0, *row[1:]))
                 begins.append(begins[-1] + draw.randint(1, longest))
@@ -177,10 +191,13 @@ def report_plans(plans):
             for foreseen, distances in found.items():
                 distances.append(furthest_of_plan(weights, begins[:-1], size, foreseen))
         for foreseen, distances in found.items():
-            over = sum(each > 1 + 1e-9 for each in distances)
+            cells = [
+                f"{max(each):.2f} | {sum(one > 1 + 1e-9 for one in each):,} of {plans:,}"
+                for each in zip(*distances, strict=True)
+            ]
             print(
                 f"| {'some are 0' if zeros else 'all above 0'} | {'planned' if foreseen else 'set under way'} | "
-                f"{max(distances):.2f} | {over:,} of {plans:,} |",
+                f"{' | '.join(cells)} |",
                 flush=True,
             )
 
@@ -203,29 +220,32 @@ def report_line(name, told, size, streams=64):
     ends = sorted({at for each in told for at, *_ in each})
     rounds, parts = ends[-1] // streams + 20, 10**30
     begin = time.process_time()
-    weights = list(changes_along(Lines((courses,), tuple(((0, each),) for each in range(len(told))))))
-    rules = [EvenDraws(weights, range(streams), each, streams, size, weights) for each in range(streams)]
+    lines = Lines((courses,), tuple(((0, each),) for each in range(len(told))))
+    weights, knots = list(changes_along(lines)), lines.begins()
+    rules = [
+        EvenDraws(weights, range(streams), each, streams, size, weights, knots) for each in range(streams)
+    ]
     states = [rule.fresh(0) for rule in rules]
     opened = time.process_time() - begin
     behind, worst, segment, at, spent = [0] * len(told), 0, 0, [0] * len(told), 0.0
     for number in range(rounds):
         begin = time.process_time()
-        drawn = Counter()
+        drawn = []
         for stream, rule in enumerate(rules):
             chosen, states[stream] = rule.take(number * size, states[stream], size)
-            drawn.update(chosen.tolist())
+            drawn.append(chosen.tolist())
         spent += time.process_time() - begin
-        for batch in range(number * streams, (number + 1) * streams):
+        for stream, chosen in enumerate(drawn):
+            batch = number * streams + stream
+            if batch in ends:
+                segment = max(segment, *(abs(one - other) for one, other in zip(behind, at, strict=True)))
+                at = behind
             now = [weight_of(each, batch) for each in told]
             scale = parts * size / sum(now)
             behind = [each + int(weight * scale) for each, weight in zip(behind, now, strict=True)]
-        behind = [each - parts * drawn[source] for source, each in enumerate(behind)]
+            for source in chosen:
+                behind[source] -= parts
         worst = max(worst, *map(abs, behind))
-        if any(number * streams < each <= (number + 1) * streams for each in ends):
-            segment, at = (
-                max(segment, *(abs(one - other) for one, other in zip(behind, at, strict=True))),
-                behind,
-            )
     print(
         f"| {name} | {len(told)} | {rounds * streams * size:,} | {worst / parts:.6f} | {segment / parts:.2f} | "
         f"{1000 * opened:.0f} | {1e6 * spent / rounds / streams:.1f} |",
@@ -305,12 +325,14 @@ def main():
     )
     parser.add_argument("--draws", type=int, default=1_000_000)
     parser.add_argument("--plans", type=int)
+    parser.add_argument("--sources", type=int, default=12)
+    parser.add_argument("--segments", type=int, default=7)
     parser.add_argument("--lines", action="store_true")
     parser.add_argument("--least", action="store_true")
     options = parser.parse_args()
     draws = options.draws
     if options.plans is not None:
-        report_plans(options.plans)
+        report_plans(options.plans, options.sources, options.segments)
         return
     if options.lines or options.least:
         report_lines() if options.lines else report_least()

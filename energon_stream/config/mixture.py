@@ -15,6 +15,7 @@ from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.plugins import load_plugin
 from energon_stream.schedule import (
     ALONG_LINES,
+    BY_SEGMENTS,
     IN_STAIRS,
     BlendPlan,
     ConcatPlan,
@@ -140,10 +141,12 @@ class Mixture:
             even = self.unit is not None or (draws or self.items[0].draws) == "even"
             plan = replace(plan, per_batch=self.per_batch, even=even, unit=self.unit)
             lines = self.items[0].lines
-            if even and self.packing is None and lines is not None and lines.are_long:
+            if even and self.packing is None and self.unit is None:
+                has_knots = lines is not None and len(lines.begins()) > 1
+                version = BY_SEGMENTS if has_knots else IN_STAIRS
+                plan = replace(plan, foresees=version, lines=lines if has_knots else None)
+            elif even and self.packing is None and lines is not None and lines.are_long:
                 plan = replace(plan, foresees=ALONG_LINES, lines=lines)
-            elif even and self.packing is None and self.unit is None:
-                plan = replace(plan, foresees=IN_STAIRS)
         if self.packing is not None and isinstance(plan, BlendPlan) and plan.changes:
             raise ConfigError(
                 "planned packing mixes with one weight for each dataset",

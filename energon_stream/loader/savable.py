@@ -31,7 +31,7 @@ from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.pipeline.stream_runner import Step
-from energon_stream.schedule import IN_STAIRS, UNFORESEEN
+from energon_stream.schedule import ALONG_LINES, IN_STAIRS, UNFORESEEN
 from energon_stream.schedule.planned import EARLIER
 from energon_stream.state import (
     ChangeReport,
@@ -316,7 +316,7 @@ class SavableDataLoader(BasicDataLoader[T]):
         self._plan_as(None)
         self._description = describe(self.dataset, again=chosen == "continue")
         version = self._description.earlier_version(read_rank_state(state)["fingerprint"])
-        if version in (UNFORESEEN, IN_STAIRS, *EARLIER):  # it is still planned as it was
+        if version in (UNFORESEEN, IN_STAIRS, ALONG_LINES, *EARLIER):  # it is still planned as it was
             self._plan_as(version)
             self._description = describe(self.dataset, again=chosen == "continue")
         if chosen == "continue":

@@ -34,6 +34,7 @@ from energon_stream.schedule.schedule import BlendCursor, Cursor, LeafCursor, Re
 from energon_stream.schedule.skip import skip
 from energon_stream.schedule.weights import (
     ALONG_LINES,
+    BY_SEGMENTS,
     IN_STAIRS,
     UNFORESEEN,
     WeightChange,

@@ -18,6 +18,8 @@ from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
 from energon_stream.schedule.lines import Lines, stretch_of
 from energon_stream.schedule.slices import SliceTable
 from energon_stream.schedule.weights import (
+    ALONG_LINES,
+    BY_SEGMENTS,
     IN_STAIRS,
     EvenDraws,
     WeightChange,
@@ -80,7 +82,7 @@ class BlendPlan:
     foresees: int = 0  # version of even draws, by which they foresee changes that were not set under way
     planned: tuple[WeightChange, ...] | None = None  # ``changes`` before some were set under way
     told: float = math.inf  # batch from which on weights were set under way
-    lines: Lines | None = None  # that ``changes`` have stairs of, and even draws follow
+    lines: Lines | None = None  # that ``changes`` have stairs of, and even draws follow; they have the knots
 
     @property
     def is_live(self) -> bool:
@@ -98,7 +100,8 @@ class BlendPlan:
         """Return the plan with draws as a version had them; None for the newest way."""
         if version is None or version >= self.foresees:
             return self
-        return replace(self, foresees=version, lines=None)
+        is_along = version == ALONG_LINES and self.lines is not None and self.lines.are_long
+        return replace(self, foresees=version, lines=self.lines if is_along else None)
 
     def course(self, *, planned: bool = False) -> list[WeightChange]:
         """Return all weights that even draws follow, the first ones too; or those before some were set."""
@@ -262,7 +265,8 @@ def _even_draws(plan: BlendPlan, num_streams: int, stream: int, dealt_to: int) -
         own = mine[:, stream].astype(float).tolist()
         weights, foreseen = ([change.scaled(own) for change in each] for each in (weights, foreseen))
     if plan.unit is None:
-        return EvenDraws(weights, streams, stream, num_streams, plan.per_batch, foreseen)
+        knots = plan.lines.begins() if plan.lines and plan.foresees >= BY_SEGMENTS else None
+        return EvenDraws(weights, streams, stream, num_streams, plan.per_batch, foreseen, knots)
     costs = [np.ones(1) if leaf.costs is None else leaf.costs for leaf in leaves(plan)]
     means = [leaf.mean_cost for leaf in leaves(plan)]
     by_mean = [

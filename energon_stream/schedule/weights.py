@@ -34,8 +34,9 @@ from energon_stream.schedule.lines import (
 )
 from energon_stream.schedule.rounds import EvenState, SharedRounds
 
-UNFORESEEN, IN_STAIRS, ALONG_LINES = 0, 1, 2
-"""Versions of even draws, which states and records of runs may have: the first ones foresee no changes."""
+UNFORESEEN, IN_STAIRS, ALONG_LINES, BY_SEGMENTS = 0, 1, 2, 3
+"""Versions of even draws, which states and records of runs may have: the first one foresees no changes, and
+only the last one plans for each change what comes before it."""
 _MOST_LEAD = 1 << 31  # parts of samples that streams are never ahead of others
 _SHARED: PerProcess[WeakValueDictionary[Any, SharedRounds]] = PerProcess()
 """Rounds of all even draws that a process has, by what they depend on."""
@@ -106,8 +107,8 @@ class EvenDraws:
     In a *round*, each stream draws a batch. At the end of a round, the draws of all streams are, for each
     source, within one of its share. Of the sources whose share has begun another sample, those come whose
     share ends it first (R. Tijdeman: "The chairman assignment problem", 1980). What a source is behind is
-    carried over changes of the weights. ``planned`` changes are foreseen (:class:`Foresight`); others, which
-    are set under way, are not.
+    carried over changes of the weights. ``planned`` changes are foreseen (:class:`Foresight`), those at
+    ``knots``, batches at which segments begin, exactly; others, which are set under way, are not.
 
     Which stream has which of a round's draws: the streams are halved, and each source's draws with them,
     the odd ones to the half that is behind, until a stream is alone. So each stream follows the weights, too.
@@ -124,10 +125,18 @@ class EvenDraws:
         num_streams: int,
         per_batch: int,
         planned: Sequence[WeightChange] = (),
+        knots: Sequence[int] | None = None,
     ) -> None:
         self.streams = streams
         self._per_batch, self._own = per_batch, streams.index(stream)
-        key = tuple(weights), _hashable(streams), num_streams, per_batch, tuple(planned)
+        key = (
+            tuple(weights),
+            _hashable(streams),
+            num_streams,
+            per_batch,
+            tuple(planned),
+            knots and tuple(knots),
+        )
         shared = _SHARED.map(None, WeakValueDictionary)
         if (rounds := shared.get(key)) is None:
             draw = _JobDraws(*key).draw
@@ -169,6 +178,7 @@ class _JobDraws:
         num_streams: int,
         per_batch: int,
         planned: Sequence[WeightChange],
+        knots: Sequence[int] | None,
     ) -> None:
         self._streams, self._num_streams, self._per_batch = streams, num_streams, per_batch
         self._begins = [change.begin for change in weights]
@@ -179,7 +189,8 @@ class _JobDraws:
             for change in weights
         ]
         draws = tuple(per_batch * self._batches(change.begin) for change in planned)
-        self._foresight = _foresight(draws, tuple(planned)) if len(planned) > 1 else None
+        stops = None if knots is None else frozenset(per_batch * self._batches(each) for each in knots)
+        self._foresight = _foresight(draws, tuple(planned), stops) if len(planned) > 1 else None
         pairs = zip_longest(weights, planned, fillvalue=WeightChange(1 << 62, ()))
         unlike = (min(one.begin, other.begin) for one, other in pairs if one != other)
         self._unforeseen = next(unlike, math.inf)
@@ -234,7 +245,12 @@ def shares_of(weights: tuple[float, ...]) -> Drawn:
 
 
 @lru_cache(16)
-def _foresight(draws: tuple[int, ...], planned: tuple[WeightChange, ...]) -> Foresight:
+def _foresight(
+    draws: tuple[int, ...], planned: tuple[WeightChange, ...], knots: frozenset[int] | None
+) -> Foresight:
+    if knots is not None:  # of several changes at one draw, the last one holds
+        by_draw = dict(zip(draws, planned, strict=True))
+        draws, planned = tuple(by_draw), tuple(by_draw.values())
     shares, slopes = list[Drawn](), dict[int, Slope]()
     for at, change in enumerate(planned):
         if change.along is None or draws[at] == draws[at + 1]:
@@ -242,7 +258,7 @@ def _foresight(draws: tuple[int, ...], planned: tuple[WeightChange, ...]) -> For
         else:
             slopes[at] = slope = Slope(stretch_of(change.along, change.begin), draws[at], draws[at + 1])
             shares.append(tuple((source, 0) for source in slope.sources))
-    return Foresight(draws, shares, slopes)
+    return Foresight(draws, shares, slopes, knots)
 
 
 def _hashable(streams: Sequence[int]) -> Sequence[int]:
@@ -264,12 +280,12 @@ def _draw(
             whole, rest = 0, rest + whole * WHOLE
         drawn[source], after[source], left = whole, rest, left - whole
         # Of those whose share has begun a sample, the one comes first that ends it first.
-        due = (
+        is_late, due = (
             foresight.end(source, WHOLE - rest, at)
             if foresight
-            else (rest - WHOLE) * count // -(share * times)
+            else (False, (rest - WHOLE) * count // -(share * times))
         )
-        waiting.append((rest <= 0, due, source))
+        waiting.append((rest <= 0 or is_late, due, source))
     more = 1 if left > 0 else -1
     waiting.sort(reverse=left < 0)
     while left:  # mostly once

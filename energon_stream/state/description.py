@@ -35,6 +35,7 @@ from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.reader_dataset import ReaderDataset, find_readers, is_reader_config
 from energon_stream.schedule import (
     ALONG_LINES,
+    BY_SEGMENTS,
     IN_STAIRS,
     UNFORESEEN,
     BlendPlan,
@@ -98,8 +99,8 @@ class Description:
     def earlier_version(self, saved: Mapping[str, str]) -> int | None:
         """Return the version of plans that a fingerprint has; None for the present one, or another order."""
         if "draws" in self.prints and self.prints["draws"] != saved.get("draws"):
-            earlier = {_DRAWS[IN_STAIRS]: IN_STAIRS, None: UNFORESEEN}
-            return earlier.get(saved.get("draws"))
+            known = (version for version, mark in _DRAWS.items() if mark == saved.get("draws"))
+            return next(known, None) if "draws" in saved else UNFORESEEN
         return self.earlier_packs.get(saved.get("order", ""))
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
@@ -173,7 +174,11 @@ def _hash(value: Any, size: int = 8) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=size).digest()
 
 
-_DRAWS = {IN_STAIRS: _hash("foreseen").hex(), ALONG_LINES: _hash("along lines").hex()}
+_DRAWS = {
+    IN_STAIRS: _hash("foreseen").hex(),
+    ALONG_LINES: _hash("along lines").hex(),
+    BY_SEGMENTS: _hash("by segments").hex(),
+}
 """Hashes of the versions of even draws; states of the first have none."""
 
 

@@ -27,7 +27,7 @@ from energon_stream.errors import (
     StepPassedError,
     WeightsError,
 )
-from energon_stream.schedule import IN_STAIRS, UNFORESEEN
+from energon_stream.schedule import ALONG_LINES, IN_STAIRS, UNFORESEEN
 from energon_stream.state import dumps, loads, with_digest
 
 STREAMS = 12
@@ -382,13 +382,19 @@ def of_before(loader, version=UNFORESEEN):
 
 @pytest.mark.parametrize(
     ("saved_at", "version", "draws"),
-    [(2, UNFORESEEN, None), (30, UNFORESEEN, None), (30, IN_STAIRS, "2a957e555a5fe165")],
+    [
+        (2, UNFORESEEN, None),
+        (30, UNFORESEEN, None),
+        (30, IN_STAIRS, "2a957e555a5fe165"),
+        (30, ALONG_LINES, "782a1753ccc48739"),
+    ],
 )
 def test_states_of_earlier_even_draws_go_on_with_theirs(folder, saved_at, version, draws):
     """Some streams have not begun in the first one. Fingerprints are those of the versions before."""
     path = mix(folder, "unforeseen", a={0: 9, 16: 0}, b={0: 4, 16: 1}, c={0: 2, 16: 5, 40: 1})
-    if version == IN_STAIRS:
-        path = mix(folder, "in-stairs", a={0: 9, 90: {"to": 0.5, "ramp": "linear"}}, b=4, c=2)
+    if version != UNFORESEEN:
+        c = {0: 2, 13: 11, 27: 0, 37: 7}
+        path = mix(folder, "ramp", a={0: 9, 21: 3, 110: {"to": 0.5, "ramp": "linear"}}, b=4, c=c)
     options = {"streams": 4, "draws": "even", "shuffle_buffer_size": 1}
     expected = step([of_before(open_loader(path, **options), version)], 60)
     assert expected != step([open_loader(path, **options)], 60)
