@@ -77,8 +77,12 @@ class Budget:
     @property
     def is_starting(self) -> bool:
         """True if arrivals, not only consumption, admit further requests."""
-        starting = self._start_bytes is not None and any(lane.queue for lane in self._lanes)
-        return bool(self._first) or starting
+        return bool(self._first) or (self._start_bytes is not None and self.has_waiting)
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if planned requests are not made yet."""
+        return any(lane.queue for lane in self._lanes)
 
     def starting(self) -> list[RangeFetch]:
         """Return requests under way, of which each that arrives may admit others; none after the start."""
@@ -173,7 +177,8 @@ class Budget:
 
     def _may_start(self, size: int) -> bool:
         """Return whether the slow start allows more bytes. It ends when only the budget limits."""
-        self._note_arrivals()
+        if self._bytes_under_way + size > (self._start_bytes or 0) + self._arrived:
+            self._note_arrivals()  # only now, because it looks at each request under way
         allowed = (self._start_bytes or 0) + self._arrived
         if allowed >= self.size:
             self._start_bytes = None

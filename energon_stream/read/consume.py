@@ -106,7 +106,9 @@ class ReaderGroup:
     def wait_for(self, fetch: RangeFetch) -> None:
         """Wait for an answer. At the start, request others meanwhile, as far as answers arrive."""
         while not fetch.has_arrived:
-            pause, others = self.budget.pause, self.budget.starting()
+            pause, others = self.budget.pause, list[RangeFetch]()
+            if not self.joins or self.budget.has_waiting:  # else no arrival lets this request more
+                others = self.budget.starting()
             if pause is None and not others:
                 return
             self.wait([fetch.answer, *(other.answer for other in others)], pause)
@@ -125,21 +127,26 @@ class ReaderGroup:
         return planned
 
     def _fill_together(self, reader: SampleReader) -> bool:
-        """The same, but all plan at the same time, unless ``reader`` has no sample ready."""
+        """The same, but all plan at the same time, unless ``reader`` has no sample ready.
+
+        Readers whose pass is over wait for the others: the next pass begins with all of them.
+        """
         is_needed = not reader.has_ready
-        if not is_needed and not all(each.may_plan for each in self._open):
+        epoch = reader.epoch if is_needed else min(each.epoch for each in self._open)
+        peers = [each for each in self._open if each.epoch == epoch]
+        if not is_needed and not all(each.may_plan for each in peers):
             return False
         reader.locate(wait=is_needed)
-        for other in self._open:
+        for other in peers:
             if other is not reader:
                 with suppress(StorageError):
                     other.locate(wait=is_needed)
-        if not is_needed and not all(each.is_determined for each in self._open):
+        if not is_needed and not all(each.is_determined for each in peers):
             return False
-        # What lies between the samples of one stream is of others in the same window, so these wait for it.
-        able = [each for each in self._open if each.may_plan]
-        first = min((each.window for each in able if each.window is not None), default=None)
-        planned = [each.plan() for each in able if each.window in (first, None)]
+        # What lies between the samples of one stream is of others in the same windows, so these wait for it.
+        able = [each for each in peers if each.may_plan]
+        first = min((each.group for each in able if each.group is not None), default=None)
+        planned = [each.plan() for each in able if each.group in (first, None)]
         return any(planned) or (is_needed and reader.plan())
 
     def request(self) -> None:
@@ -347,9 +354,14 @@ class SampleReader:
         return self.may_plan and not (self._ready.left and self._planner.starts_large) and self._plan()
 
     @property
-    def window(self) -> Window | None:
-        """The window of planned packs that ends next behind what is planned; None if none is known."""
-        return next((window for _, window in self._planner.ends), None)
+    def epoch(self) -> int:
+        """Number of the pass that is planned."""
+        return self._locating.epoch
+
+    @property
+    def group(self) -> Window | None:
+        """The windows of planned packs that are planned next, by pass and number; None if none is known."""
+        return self._planner.group
 
     @property
     def has_ready(self) -> bool:

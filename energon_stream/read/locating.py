@@ -105,6 +105,11 @@ class Locating:
         return len(self._chunks)
 
     @property
+    def epoch(self) -> int:
+        """Number of the pass of planned packs; 0 of other schedules."""
+        return int(self._cursor.epoch) if isinstance(self._schedule, PackedSchedule) else 0
+
+    @property
     def is_all(self) -> bool:
         """True if every reference of the pass has been located."""
         return self.is_exhausted and not self._chunks

@@ -71,6 +71,10 @@ class PlanLimits:
     max_waste: float = 0.0
     windows: int = 0  # of planned packs, whose samples all readers of a process plan together
 
+    def group(self, window: Window) -> Window:
+        """Return the pass and the number of the windows that are planned together, whichever reader plans."""
+        return window[0], window[1] // max(1, self.windows)
+
 
 def plan_limits(options: ReadOptions, locators: Sequence[Locator], readers: int = 1) -> PlanLimits:
     """Return the limits of the plans of one of several readers in a process, given its share ``options``."""
@@ -235,11 +239,19 @@ class Planner:
     def _window_end(self) -> int | None:
         """The ranges of the windows that are planned together: 0 if some lack, None if they are too many."""
         limits, located = self.limits, self.located
-        ends = [end - self.ranges for end, _ in self.ends[: limits.windows]]
-        seen = located[: ends[-1]] if ends else located
+        ends = [
+            (end - self.ranges, window) for end, window in self.ends if limits.group(window) == self.group
+        ]
+        seen = located[: ends[-1][0]] if ends else located
         if not limits.windows or seen.begins.sum() > limits.max_ahead or seen.sizes.sum() > limits.plan_bytes:
             return None
-        return ends[-1] if len(ends) == limits.windows else 0
+        is_whole = len(ends) < len(self.ends) or (ends and (ends[-1][1][1] + 1) % limits.windows == 0)
+        return ends[-1][0] if is_whole else 0
+
+    @property
+    def group(self) -> Window | None:
+        """The group of windows that is planned next; None if no end of one is known."""
+        return self.limits.group(self.ends[0][1]) if self.ends else None
 
     @property
     def _plan_bytes(self) -> int:
