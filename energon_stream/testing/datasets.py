@@ -99,9 +99,17 @@ def write_tar(
     return path
 
 
-@functools.lru_cache(4096)
 def _header(name: str, size: int, tar_format: int) -> bytes:
-    """Return the header of a member. Datasets have the same names again and again."""
+    """Return the header of a member; those of short names differ in the name and the checksum alone."""
+    block = _header_of_tarfile("", size, tar_format)
+    if not name.isascii() or len(name) > 100 or len(block) > tarfile.BLOCKSIZE:
+        return _header_of_tarfile(name, size, tar_format)
+    checksum = int(block[148:154], 8) + sum(name.encode())
+    return name.encode().ljust(100, b"\0") + block[100:148] + b"%06o" % checksum + block[154:]
+
+
+@functools.lru_cache(1024)
+def _header_of_tarfile(name: str, size: int, tar_format: int) -> bytes:
     member = tarfile.TarInfo(name)
     member.size = size
     return member.tobuf(tar_format)  # type: ignore[arg-type]  # one of three numbers

@@ -141,25 +141,38 @@ class S3Control:
     def upload_folder(self, folder: str | os.PathLike[str], url: str) -> None:
         """Store every file below a folder under ``url``, with its relative path."""
         self.create_bucket(_split(url)[0])
-        for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
-            with path.open("rb") as file:
+        with self._connection() as connection:
+            for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
                 target = _path(f"{url.rstrip('/')}/{path.relative_to(folder).as_posix()}")
-                self._request("PUT", target, file, path.stat().st_size)
+                with path.open("rb") as file:
+                    _ask(connection, "PUT", target, file, path.stat().st_size)
 
     def _control(self, action: str, argument: dict[str, Any] | None = None) -> Any:
         return json.loads(self._request("POST", CONTROL_PATH + action, json.dumps(argument or {}).encode()))
 
-    def _request(self, method: str, path: str, body: Any = None, length: int | None = None) -> bytes:
-        parts = urlsplit(self.endpoint_url)
-        connection = http.client.HTTPConnection(parts.netloc, timeout=60.0, blocksize=1 << 20)
-        headers = {QUIET_HEADER: "1"} | ({} if length is None else {"Content-Length": str(length)})
-        with contextlib.closing(connection):
-            connection.request(method, path, body, headers)
-            response = connection.getresponse()
-            data = response.read()
-        if response.status >= 300:
-            raise StorageError(f"the stand-in server answered {response.status}: {data!r}", where=path)
-        return data
+    def _request(self, method: str, path: str, body: Any = None) -> bytes:
+        with self._connection() as connection:
+            return _ask(connection, method, path, body)
+
+    def _connection(self) -> contextlib.closing[http.client.HTTPConnection]:
+        address = urlsplit(self.endpoint_url).netloc
+        return contextlib.closing(http.client.HTTPConnection(address, timeout=60.0, blocksize=1 << 20))
+
+
+def _ask(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: Any = None,
+    length: int | None = None,
+) -> bytes:
+    headers = {QUIET_HEADER: "1"} | ({} if length is None else {"Content-Length": str(length)})
+    connection.request(method, path, body, headers)
+    response = connection.getresponse()
+    data = response.read()
+    if response.status >= 300:
+        raise StorageError(f"the stand-in server answered {response.status}: {data!r}", where=path)
+    return data
 
 
 def _split(url: str) -> tuple[str, str]:

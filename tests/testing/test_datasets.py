@@ -13,7 +13,13 @@ from PIL import Image
 from reference_writer import read_tar, write_reference_dataset
 
 from energon_stream.errors import ConfigError
-from energon_stream.testing.datasets import binary_dataset, captioning_dataset, random_bytes, write_shards
+from energon_stream.testing.datasets import (
+    binary_dataset,
+    captioning_dataset,
+    random_bytes,
+    write_shards,
+    write_tar,
+)
 
 
 def test_captions_are_what_webdataset_reads(tmp_path):
@@ -106,3 +112,16 @@ def test_read_tar_leaves_out_what_is_no_sample(tmp_path):
     found = [(sample.key, [part for part, *_ in sample.parts]) for sample in samples]
     assert found == [("a", ["txt", "json"]), ("d/__m__/b", ["c.txt"]), ("__q__", ["txt"]), ("a", ["txt"])]
     assert (samples[0].offset, end) == (512, len(names) * 512)
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tars_are_those_of_tarfile(tmp_path, tar_format):
+    names = ("a.txt", "b/c.jpg", "é.txt", "n" * 100, "d/" * 30 + "n" * 41, "a.json")
+    members = [(name, b"x" * size) for size in (0, 5, 513, 20_000) for name in names]
+    with tarfile.open(tmp_path / "expected.tar", "w", format=tar_format) as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    found = write_tar(tmp_path / "found.tar", members, tar_format)
+    assert found.read_bytes() == (tmp_path / "expected.tar").read_bytes()
