@@ -37,7 +37,7 @@ from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.testing.s3server import S3Server
 
-SAMPLES, BATCH, LIMIT, GONE_WITHIN = 1000, 8, 60.0, 8.0
+SAMPLES, BATCH, LIMIT, GONE_WITHIN = 240, 8, 60.0, 8.0
 MODES = ((0, "fork"), (2, "fork"), (2, "spawn"))
 EXPECTED = {"closes": 0, "returns": 0, "exits": 3, "raises": 1, "interrupted": -signal.SIGINT, "reading": 0}
 SLOW = 300_000  # bytes per second and connection: a read of some MB is under way for seconds

@@ -33,10 +33,10 @@ def without_workers(monkeypatch):
 @pytest.mark.usefixtures("without_workers")
 def test_item_23_batches_of_either_dataset_60_to_40(pair):
     with blending.blended(*pair) as loader:
-        batches = list(islice(loader, 200))
+        batches = list(islice(loader, 80))
     kinds = Counter(type(batch) for batch in batches)
     assert set(kinds) == {ImageBatch, CaptioningBatch}
-    assert_share(kinds[ImageBatch], 0.6, 200)
+    assert_share(kinds[ImageBatch], 0.6, 80)
     for batch in batches:
         keys = batch.__key__ if isinstance(batch, ImageBatch) else batch.__keys__
         expected = "coco" if isinstance(batch, ImageBatch) else "coyo"
@@ -111,10 +111,10 @@ def test_item_29_a_raw_batch_with_few_fields(pair):
 
 @pytest.mark.usefixtures("without_workers")
 def test_item_30_sample_weights(pair):
-    batches = list(islice(blending.weighted(*pair), 200))
+    batches = list(islice(blending.weighted(*pair), 80))
     assert {type(batch) for batch in batches} == {WeightedCaptioningBatch}
     assert all(batch.weight == {"coco": 0.2, "coyo": 0.8}[source(batch.__keys__[0])] for batch in batches)
-    assert_share(sum(batch.weight == 0.2 for batch in batches), 0.5, 200)
+    assert_share(sum(batch.weight == 0.2 for batch in batches), 0.5, 80)
     assert batches[0].text.shape == (32, 16)
 
 

@@ -1,5 +1,6 @@
 """One dataset, many places: every store, transport and number of workers gives the same batches."""
 
+import functools
 import uuid
 
 import pytest
@@ -58,4 +59,9 @@ MARKS = {"localstack": pytest.mark.localstack, "seaweedfs": pytest.mark.seaweedf
     [pytest.param(case, marks=MARKS.get(case[0], ()), id="-".join(map(str, case))) for case in CASES],
 )
 def test_every_place_gives_the_batches_of_the_local_files(captions, batches, case):
-    assert batches[case] == runs.run(url=str(captions), workers=case[2], batches=BATCHES)
+    assert batches[case] == local(str(captions), case[2])
+
+
+@functools.cache
+def local(url, workers):
+    return runs.run(url=url, workers=workers, batches=BATCHES)

@@ -65,7 +65,7 @@ def test_many_marks_are_read_by_a_second_request(s3_server, tmp_path):
     folder = tmp_path / "many"
     write_shards(folder, shards=1100, samples_per_shard=1, parts=lambda _: {"txt": b"text"})
     prepare_dataset(str(folder), split_ratio=(1, 0, 0), dataset_yaml=TEXT_YAML)
-    s3_server.upload_folder(folder, "s3://bucket/many")
+    s3_server.upload_folder(folder / ".nv-meta", "s3://bucket/many/.nv-meta")
     spec = StoreSpec("s3://bucket/many", s3_server.storage_options)
     few = select_split_part(spec, "train", read_metadata(spec))
     assert few.sizes is None
