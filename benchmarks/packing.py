@@ -7,6 +7,7 @@ Last, what planned packing costs a process: CPU time to the first batches with 2
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import resource
 import sys
@@ -27,9 +28,12 @@ from energon_stream import (
     stateless,
 )
 from energon_stream.index.jsonl_index import prepare_jsonl
+from energon_stream.prepare.prepare import prepare_dataset
 from energon_stream.schedule import JobPacks, LeafPlan, OrderSpec, PackSpec, RepeatPlan, build_schedule
 from energon_stream.task.packers import LengthPacker, best_fit_decreasing, first_fit, histogram_pack
+from energon_stream.testing.datasets import TEXT_YAML, write_shards
 from energon_stream.testing.s3server import S3Server
+from energon_stream.tools.curation.compute_costs import compute_costs
 
 CAPACITY, BUFFER = 4096, 1000
 TEXT = 100  # bytes of a sample whose first batches are timed
@@ -184,6 +188,34 @@ def first_batches(ranks, server=None, streams=256, samples=400_000):
     return *cells, f"{size:.0f}"
 
 
+def first_even_batch(ranks, streams=256, samples=20_000):
+    """CPU seconds from opening to the first batch of three sources with even draws."""
+    lengths = mixed_lengths(samples).tolist()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in "abc":
+            path = Path(folder, name)
+            write_shards(path, shards=8, samples_per_shard=samples // 8, parts=lambda _: {"txt": b"a" * TEXT})
+            prepare_dataset(str(path), split_ratio=(1, 0, 0), dataset_yaml=TEXT_YAML)
+            compute_costs(str(path), "tokens", values=lengths)
+        blend = [{"weight": weight, "path": name} for name, weight in zip("abc", (3, 2, 1), strict=True)]
+        kind = {"__module__": "megatron.energon", "__class__": "MetadatasetV2"}
+        path = Path(folder, "mix.yaml")
+        path.write_text(json.dumps({**kind, "splits": {"train": {"blend": blend}}}))
+        begin = time.process_time()
+        dataset = get_train_dataset(
+            str(path),
+            batch_size=1,
+            shuffle_buffer_size=1000,
+            max_samples_per_sequence=100,
+            worker_config=WorkerConfig(0, ranks, 0, num_streams=streams),
+            task_encoder=Packs(),
+            packing=PlannedPacking("tokens", LONG),
+            draws="even",
+        )
+        next(iter(get_savable_loader(dataset)))
+        return time.process_time() - begin
+
+
 def memory(samples=10_000_000, windows=40):
     """MB that the costs of many samples and planned windows take, at the peak."""
     few = mixed_lengths().astype(np.int32)
@@ -209,6 +241,9 @@ def cost():
         for place, of in (("local files", None), ("a store", server)):
             for name, ranks in (("one of 256 ranks", 256), ("all in one process", 1)):
                 print(f"| {name}, {place} | {' | '.join(first_batches(ranks, of))} |", flush=True)
+    for name, ranks in (("one of 256 ranks", 256), ("all in one process", 1)):
+        seconds = first_even_batch(ranks)
+        print(f"\n{seconds:.2f} CPU-s to the first batch of 3 sources with even draws, {name}", flush=True)
     print(f"\n{memory():.0f} MB for 10,000,000 samples and 40 windows", flush=True)
 
 

@@ -187,9 +187,9 @@ class JobPacks:
         key = derive_key(self._key, "window", epoch, number)
         if self.spec.more or not self.spec.chapter:
             return self._plan_window(start, key)
-        refs, costs, is_last = self._take(start, self.spec.packs)
+        places, refs, costs, is_last = self._take(start, self.spec.packs)
         room = self.spec.capacity
-        near, least = self._plan_chapter(start, refs, costs[:, 0], is_last, room, key)
+        near, least = self._plan_chapter(places, refs, costs[:, 0], is_last, room, key)
         if near is not None and not least[0]:
             return near
         windows = [self._plan_window(start, derive_key(key, 0))]
@@ -200,7 +200,7 @@ class JobPacks:
             filled = sum(int((own.stop - own.start).sum()) for own in found.streams)
             room = filled // max(1, sum(len(own.ends) for own in found.streams))
             if room < _LOOSE * self.spec.capacity:
-                near, least = self._plan_chapter(start, refs, costs[:, 0], is_last, room, key)
+                near, least = self._plan_chapter(places, refs, costs[:, 0], is_last, room, key)
         cost = self._cost(found)
         time, worst = np.subtract(least[1:], cost[1:])
         if near is None or (least[0] and not cost[0]) or (worst > 0 and time + _WORST * worst > _NEARLY):
@@ -208,7 +208,7 @@ class JobPacks:
         return near
 
     def _plan_chapter(
-        self, start: Cursor, refs: Refs, lengths: Int64Array, is_last: bool, room: int, key: int
+        self, places: list[Cursor], refs: Refs, lengths: Int64Array, is_last: bool, room: int, key: int
     ) -> tuple[PlannedWindow | None, tuple[bool, float, float]]:
         """Return packs of neighbours that have about ``room``, as of :func:`pack_chapter`, and their cost."""
         spec, sums = self.spec, np.cumsum(lengths)
@@ -225,7 +225,7 @@ class JobPacks:
             place = order_by_place(refs.leaf[pieces.ref], refs.index[pieces.ref], sizes, key)
             made = pack_chapter(sizes, place, steps, spec.load, key, is_last and count == len(lengths))
             if made is not None:
-                found = self._made(start, refs, count, pieces, *made)
+                found = self._made(places, refs, count, pieces, *made)
                 return found, self._cost(found)
         return None, (True, np.inf, np.inf)
 
@@ -235,31 +235,35 @@ class JobPacks:
         units = in_units(loads.reshape(-1, loads.shape[-1])).reshape(loads.shape).sum(axis=2)
         return cost_of(units.transpose(1, 0, 2)) if loads.size else (False, 1.0, 1.0)
 
-    def _take(self, start: Cursor, packs: int) -> tuple[Refs, Int64Array, bool]:
-        """Return references for more than some packs with their costs, and whether they end the pass."""
-        taken, total, after = [], 0, start
+    def _take(self, start: Cursor, packs: int) -> tuple[list[Cursor], Refs, Int64Array, bool]:
+        """Return references for more than some packs with their costs, and whether they end the pass.
+
+        The first values are places in the job's schedule, each ``_TAKEN`` references further.
+        """
+        taken, total, after, places = list[Refs](), 0, start, list[Cursor]()
         lengths: list[Int64Array] = []
         is_last = False
         while total <= packs * self.spec.capacity and not is_last:
+            places.append(after)
             refs, after = self.job.take(after, _TAKEN)
             taken.append(refs)
             lengths.append(self.lengths(refs))
             total += int(lengths[-1][:, 0].sum())
             is_last = len(refs) < _TAKEN or self.job.remaining(after) == 0
-        return Refs.concatenate(taken), np.concatenate(lengths), is_last
+        return places, Refs.concatenate(taken), np.concatenate(lengths), is_last
 
     def _plan_window(self, start: Cursor, key: int) -> PlannedWindow:
         capacity, packs = self.spec.capacity, self.spec.step * self.spec.window
-        refs, every, is_last = self._take(start, packs)
+        places, refs, every, is_last = self._take(start, packs)
         near = self._of_neighbours(refs, every[:, 0], packs, capacity, key)
         if near is not None and near[1][2] <= EVEN:
-            return self._made(start, refs, *near[0])
+            return self._made(places, refs, *near[0])
         count, pieces, pack = self._fill(every, packs, is_last)
         room = int((pieces.stop - pieces.start).sum()) / max(1, int(pack.max(initial=-1)) + 1)
         if near is None and room < _LOOSE * capacity:
             near = self._of_neighbours(refs, every[:, 0], packs, room, key)
             if near is not None and near[1][2] <= EVEN:
-                return self._made(start, refs, *near[0])
+                return self._made(places, refs, *near[0])
         is_last = is_last and count == len(refs)
         if len(pack) and not is_last:
             pieces, pack = spread_pieces(pieces, pack, packs, self.spec.overlong == "split")
@@ -280,8 +284,8 @@ class JobPacks:
                 if cost_of_streams(*even, self.spec.step) < least:
                     pack, dealt = made, even[1]
         if near is not None and near[1][1] <= cost_of_streams(loads, dealt, self.spec.step)[1] + _NEARLY:
-            return self._made(start, refs, *near[0])
-        return self._made(start, refs, count, pieces, pack, dealt)
+            return self._made(places, refs, *near[0])
+        return self._made(places, refs, count, pieces, pack, dealt)
 
     def _exchanged(self, costs: Int64Array, pack: Int64Array, group: Int64Array) -> Int64Array:
         """Return the pack of each sample after exchanges in each group, as of :func:`exchange_samples`."""
@@ -305,14 +309,16 @@ class JobPacks:
 
     def _made(
         self,
-        start: Cursor,
+        places: list[Cursor],
         refs: Refs,
         count: int,
         pieces: PieceColumns,
         pack: Int64Array,
         dealt: list[list[int]],
     ) -> PlannedWindow:
-        return PlannedWindow(self.job.advance(start, count), count, self._streams(refs, pieces, pack, dealt))
+        near = min(count // _TAKEN, len(places) - 1)
+        after = self.job.advance(places[near], count - near * _TAKEN)
+        return PlannedWindow(after, count, self._streams(refs, pieces, pack, dealt))
 
     def _of_neighbours(
         self, refs: Refs, lengths: Int64Array, packs: int, room: float, key: int

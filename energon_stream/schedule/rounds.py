@@ -31,11 +31,11 @@ _ANEW = 1024  # rounds that are drawn again where draws are counted anew
 
 EvenState: TypeAlias = tuple[tuple[int, ...], ...]
 """Where even draws of a stream stand; see ``EvenDraws``."""
-DrawRound: TypeAlias = (
-    "Callable[[int, tuple[int, ...]], tuple[list[tuple[int, int, Drawn]], tuple[int, ...]]]"
+DrawRounds: TypeAlias = (
+    "Callable[[int, int, tuple[int, ...]], tuple[list[list[tuple[int, int, Drawn]]], list[tuple[int, ...]]]]"
 )
-"""Given a round's number and what each source is behind, returns what places of streams draw, and what each
-source is behind then."""
+"""Given the number of a round, how many are wanted, and what each source is behind, returns for each of them
+what places of streams draw, and what each source is behind then."""
 
 
 class _Halves:
@@ -212,7 +212,7 @@ class Rounds:
     ``size`` draws of a round are each stream's. Streams :meth:`join` before theirs are taken.
     """
 
-    def __init__(self, draw: DrawRound, streams: int, size: int, first: int) -> None:
+    def __init__(self, draw: DrawRounds, streams: int, size: int, first: int) -> None:
         self._draw, self._streams, self._size = draw, streams, size
         self._stride = next(n for n in range(size * 5 // 8 + 1, 0, -1) if math.gcd(n, size) == 1)
         self.first: int = first  # number of the first round, which may not be kept
@@ -274,9 +274,9 @@ class Rounds:
         in_round = len(halves.members) * max(size, len(last.behind[-1]))
         count = min(count, _MOST, max(1, _MOST_NUMBERS // in_round))
         behind, dealt = last.behind[-1:], list[tuple[int, int, int, list[Drawn]]]()
-        for at in range(count):
-            parts, after = self._draw(first + at, behind[-1])
-            behind.append(after)
+        every, after = self._draw(first, count, behind[-1])
+        behind += after
+        for at, parts in enumerate(every):
             for begin, end, drawn in parts:
                 if dealt and dealt[-1][1:3] == (begin, end) == (0, self._streams):
                     dealt[-1][3].append(drawn)
@@ -288,12 +288,12 @@ class Rounds:
         sources = np.empty((count, len(halves.members), size), dtype=np.int32)
         for at, begin, end, rounds in dealt:
             counts = np.zeros((len(rounds), len(numbers)), dtype=np.int64)
-            for row, each in zip(counts, map(dict, rounds), strict=True):
-                row[[*each]] = [*each.values()]
+            drawn_by = np.array([pair for each in rounds for pair in each], dtype=np.int64).reshape(-1, 2)
+            counts[np.repeat(range(len(rounds)), [*map(len, rounds)]), drawn_by[:, 0]] = drawn_by[:, 1]
             upto, own = at + len(rounds), slice(*halves.within(begin, end))
             found = halves.deal(counts, begin, end, size, leads, history[at + 1 : upto + 1])[:, own]
-            every = np.repeat(np.broadcast_to(numbers, found.shape).reshape(-1), found.reshape(-1))
-            sources[at:upto, own] = every.reshape(*found.shape[:2], size)
+            each = np.repeat(np.broadcast_to(numbers, found.shape).reshape(-1), found.reshape(-1))
+            sources[at:upto, own] = each.reshape(*found.shape[:2], size)
         # Neighbours in a batch are of several sources, and no source comes first in all batches.
         places = np.arange(size) * self._stride + np.arange(first, first + count)[:, None]
         own_sources: Int16Array | Int32Array = _small(
@@ -314,7 +314,7 @@ class Rounds:
 class SharedRounds:
     """The rounds of streams that draw together, for those of them that a process has."""
 
-    def __init__(self, draw: DrawRound, streams: int, size: int, sources: int) -> None:
+    def __init__(self, draw: DrawRounds, streams: int, size: int, sources: int) -> None:
         self._of = draw, streams, size
         self._sources = sources
         self._lock = Lock()

@@ -139,7 +139,7 @@ class EvenDraws:
         )
         shared = _SHARED.map(None, WeakValueDictionary)
         if (rounds := shared.get(key)) is None:
-            draw = _JobDraws(*key).draw
+            draw = _JobDraws(*key).rounds
             rounds = shared[key] = SharedRounds(draw, len(streams), per_batch, len(weights[0].weights))
         self._rounds: SharedRounds = rounds
 
@@ -194,6 +194,27 @@ class _JobDraws:
         pairs = zip_longest(weights, planned, fillvalue=WeightChange(1 << 62, ()))
         unlike = (min(one.begin, other.begin) for one, other in pairs if one != other)
         self._unforeseen = next(unlike, math.inf)
+
+    def rounds(
+        self, first: int, count: int, behind: tuple[int, ...]
+    ) -> tuple[list[list[tuple[int, int, Drawn]]], list[tuple[int, ...]]]:
+        """Return the draws of some rounds, as of :meth:`draw`, and what each source is behind after each."""
+        at = bisect_right(self._begins, first * self._num_streams)
+        shares, is_same = (
+            self._shares[at - 1],
+            at == bisect_left(self._begins, (first + count) * self._num_streams),
+        )
+        is_single = is_same and self._foresight is None and len(self._streams) * self._per_batch == 1
+        found, after = list[list[tuple[int, int, Drawn]]](), list[tuple[int, ...]]()
+        if is_single and not isinstance(shares, RampRounds):
+            for source, then in _draw_singles(behind, shares, count):
+                found.append(_single(source))
+                after.append(then)
+        while len(found) < count:
+            parts, then = self.draw(first + len(found), after[-1] if after else behind)
+            found.append(parts)
+            after.append(then)
+        return found, after
 
     def draw(
         self, number: int, behind: tuple[int, ...]
@@ -263,6 +284,33 @@ def _foresight(
 
 def _hashable(streams: Sequence[int]) -> Sequence[int]:
     return streams if isinstance(streams, range) else tuple(streams)
+
+
+@lru_cache(4096)
+def _single(source: int) -> list[tuple[int, int, Drawn]]:
+    return [(0, 1, ((source, 1),))]
+
+
+def _draw_singles(
+    behind: tuple[int, ...], shares: Drawn, count: int
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield the source of some draws, and what each source is behind then, as :func:`_draw` does for each.
+
+    It ends early where two samples are due at once.
+    """
+    now = list(behind)
+    for _ in range(count):
+        chosen, least, most = -1, 0, 0
+        for source, share in shares:
+            rest = now[source] = now[source] + share
+            if rest >= WHOLE:
+                chosen, least, most = source, -1, most + 1
+            elif rest > 0 and least >= 0 and (chosen < 0 or (rest - WHOLE) // -share < least):
+                chosen, least = source, (rest - WHOLE) // -share
+        if chosen < 0 or most > 1:
+            return
+        now[chosen] -= WHOLE
+        yield chosen, tuple(now)
 
 
 @lru_cache(4096)

@@ -12,7 +12,15 @@ from energon_stream.index.entries import OffsetCache
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.pipeline.stream_runner import StreamRunner
 from energon_stream.read.consume import ReaderGroup, SampleReader
-from energon_stream.schedule import JobPacks, LeafPlan, OrderSpec, PackSpec, RepeatPlan, build_schedule
+from energon_stream.schedule import (
+    BlendPlan,
+    JobPacks,
+    LeafPlan,
+    OrderSpec,
+    PackSpec,
+    RepeatPlan,
+    build_schedule,
+)
 from energon_stream.testing.s3server import S3Server
 from energon_stream.tools.simulate.clock import Line
 from energon_stream.tools.simulate.model import Costs, StoreModel
@@ -230,3 +238,35 @@ def test_streams_that_wait_for_the_first_ones_samples_are_not_asked_with_each_sa
     sys.setprofile(None)
     runner.close()
     assert calls < 128
+
+
+class CountedOrder:
+    """A schedule that counts the references that are asked of it."""
+
+    def __init__(self, schedule):
+        self.schedule, self.asked = schedule, 0
+
+    def remaining(self, cursor):
+        return self.schedule.remaining(cursor)
+
+    def take(self, cursor, count):
+        self.asked += count
+        return self.schedule.take(cursor, count)
+
+    def advance(self, cursor, count):
+        self.asked += count
+        return self.schedule.advance(cursor, count)
+
+
+def test_a_window_counts_its_references_once():
+    """The place behind a window was counted from its begin, for each way to pack it: three times in all."""
+    lengths = np.random.default_rng(0).integers(20, 300, 60_000)
+    leaf = LeafPlan(0, np.arange(0, 60_001, 1000), OrderSpec(100, 1000, 4, 1))
+    plan = BlendPlan((RepeatPlan(leaf), RepeatPlan(leaf)), (2.0, 1.0), even=True)
+    job = CountedOrder(build_schedule(plan, num_streams=1, stream=0, key=1))
+    spec = PackSpec(2048, 256, 8, "quadratic", "error").in_chapters(2048 / lengths.mean(), 64)
+    start = job.schedule.begin()
+    window = JobPacks(job, spec, (lengths,), 64, 1).window(0, 0, start)
+    assert window.after == job.schedule.advance(start, window.count)
+    assert window.count > 20_000
+    assert job.asked < window.count + 4 * 4096

@@ -248,6 +248,14 @@ def test_draws_that_plan_no_segments_are_those_of_before():
     assert zlib.crc32(repr(found).encode()) == 1368332434
 
 
+def test_single_draws_of_one_stream_are_those_of_before():
+    """As planned packs draw; recorded before such draws were made together."""
+    weights = [WeightChange(0, (3.0, 0.7, 1.0, 0.2)), WeightChange(700, (1.0, 0.0, 2.0, 5.0))]
+    rule = EvenDraws([*weights, WeightChange(1900, (0.0, 1e-3, 0.0, 1.0))], range(1), 0, 1, 1)
+    chosen, state = rule.take(0, rule.fresh(0), 5000)
+    assert zlib.crc32(repr((chosen.tolist(), state)).encode()) == 1286927837
+
+
 @pytest.mark.parametrize("begin", [0, 7])
 def test_streams_of_a_process_draw_rounds_together(begin):
     """The same draws and states as recorded, each round drawn once; 64 streams once drew each 64 times."""
