@@ -86,9 +86,10 @@ def changes_along(lines: Lines) -> Iterator[WeightChange]:
     for begin, end in zip_longest(begins, begins[1:]):
         is_ramp = lines.is_ramp(begin)
         single = is_ramp and end - begin <= STAIRS
-        for batch in range(begin, end) if single else (begin,):
-            weights = stretch_of(lines, begin).weights(np.array([batch + 0.5 * single]))[:, 0].tolist()
-            yield WeightChange(batch, tuple(weights), lines if is_ramp and not single else None)
+        batches = np.arange(begin, end if single else begin + 1)
+        weights = stretch_of(lines, begin).weights(batches + 0.5 * single).T.tolist()
+        for batch, each in zip(batches.tolist(), weights, strict=True):
+            yield WeightChange(batch, tuple(each), lines if is_ramp and not single else None)
 
 
 def check_weights(weights: Sequence[float], where: str | None = None) -> None:

@@ -1,5 +1,6 @@
 """Even draws along lines: counted by whole numbers from what the page says, batch by batch."""
 
+import functools
 from fractions import Fraction
 
 import numpy as np
@@ -26,25 +27,32 @@ PARTS = 10**30
 
 
 def weight_of(told, batch):
-    """The weight of the line in the middle of a batch; ``told`` are batches, weights, and True for a ramp."""
+    """PARTS times the weight of the line in the middle of a batch; ``told`` are batches, weights, and True for a
+    ramp.
+    """
     at = max(number for number, (begin, *_) in enumerate(told) if begin <= batch)
     begin, first, _ = told[at]
     if at + 1 == len(told) or not told[at + 1][2]:
-        return Fraction(first)
+        return whole(first)
     end, last, _ = told[at + 1]
-    return Fraction(first) + (Fraction(last) - Fraction(first)) * Fraction(
-        2 * (batch - begin) + 1, 2 * (end - begin)
-    )
+    return whole(first) + (whole(last) - whole(first)) * (2 * (batch - begin) + 1) // (2 * (end - begin))
+
+
+@functools.cache
+def whole(weight):
+    return int(Fraction(weight) * PARTS)
 
 
 def shares_at(blends, chains, batch):
     """The share of each source in a batch, as whole numbers of PARTS."""
     weights = [[weight_of(told, batch) for told in blend] for blend in blends]
-    found = [Fraction(1)] * len(chains)
+    sums = [sum(each) or 1 for each in weights]
+    found = [PARTS] * len(chains)
     for source, chain in enumerate(chains):
         for blend, child in chain:
-            found[source] *= weights[blend][child] / (sum(weights[blend]) or 1)
-    return [int(share * PARTS / sum(found)) for share in found]
+            found[source] = found[source] * weights[blend][child] // sums[blend]
+    total = sum(found)
+    return [share * PARTS // total for share in found]
 
 
 def lines_of(blends, chains):
