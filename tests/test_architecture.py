@@ -73,7 +73,7 @@ def read_imports(path):
         package = ".".join(path.relative_to(ROOT.parent).parent.parts)
         nodes = ast.parse(stub.read_text()).body
         yield from (f"{package}.{node.module}" for node in nodes if isinstance(node, ast.ImportFrom))
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -81,6 +81,14 @@ def read_imports(path):
         else:
             continue
         yield from (name for name in found if name in MODULES)
+
+
+def statements(node):
+    """All statements below a node; expressions, nine nodes of ten, import nothing."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(node, field, ()):
+            yield inner
+            yield from statements(inner)
 
 
 def refusal(module, found):

@@ -64,6 +64,10 @@ class OrderSpec:
                 hint="slices that keep their order are read one by one: use parallel_shard_iters=1",
             )
 
+    def describe(self) -> dict[str, int | None]:
+        """Return plain values; ``asdict`` would copy each deeply, for each of a thousand leaves."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 @dataclass(slots=True)
 class LeafSchedule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -286,7 +286,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
             "leaf": plan.leaf,
             "samples": [plan.start, plan.start + plan.num_samples],
             "shards": int(np.size(plan.shard_starts)) - 1,
-            "order": asdict(plan.order),
+            "order": plan.order.describe(),
         }
     if isinstance(plan, RepeatPlan):
         return {"repeat": describe_plan(plan.child), "repeats": plan.repeats}

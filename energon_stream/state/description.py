@@ -190,6 +190,9 @@ def _readers(node: Any) -> list[Mapping[str, Any]]:
     return [found for value in values for found in _readers(value)]
 
 
+_SINGLE = {str, int, float, bool, type(None)}
+
+
 def _split(config: Mapping[str, Any], readers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Split a pipeline's description into the parts of the fingerprint."""
     weights: list[Any] = []
@@ -200,12 +203,13 @@ def _split(config: Mapping[str, Any], readers: Sequence[Mapping[str, Any]]) -> d
         if is_reader_config(node):
             met += 1
             return {"source": met}  # the name is a part of hashes in saved states
-        if isinstance(node, Mapping):
+        if isinstance(node, (dict, Mapping)):
             # The contract of config(): weights beside these keys may differ when a run continues.
             if "weights" in node and ("blend" in node or "datasets" in node):
                 weights.append(node["weights"])
                 node = {key: value for key, value in node.items() if key not in _OF_WEIGHTS}
-            return {key: strip(value) for key, value in node.items()}
+            # A call for each value would take most of the time.
+            return {key: value if type(value) in _SINGLE else strip(value) for key, value in node.items()}
         return [strip(value) for value in node] if isinstance(node, (list, tuple)) else node
 
     pipeline = strip(config)  # first: its weights come before those of the plans

@@ -18,6 +18,7 @@ from energon_stream.schedule import damaged, reading
 DIGEST = "digest"
 _BYTES = 16
 _NESTED = (dict, list, tuple)
+_SINGLE = {int, float, bool, type(None)}
 _MOST_REPEATED = 1 << 20
 """Size up to which values may repeat each other; a larger state may have eight times what is stored."""
 
@@ -90,10 +91,10 @@ def _sizes(state: Any) -> tuple[int, int]:
         if size is None:
             sizes[id(value)] = _MOST_REPEATED  # of a value that contains itself
             size = own = 1 + len(value) // 8 if isinstance(value, (str, bytes)) else 1
-            if isinstance(value, dict):
-                size += sum(written(key) + written(part) for key, part in value.items())
-            elif isinstance(value, (list, tuple)):
-                size += sum(map(written, value))
+            if isinstance(value, (dict, list, tuple)):
+                parts = [*value, *value.values()] if isinstance(value, dict) else value
+                longer = [part for part in parts if type(part) not in _SINGLE]  # a call for each takes long
+                size += len(parts) - len(longer) + sum(map(written, longer))
             sizes[id(value)] = size
             stored += own
         return size

@@ -18,7 +18,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -157,7 +157,7 @@ def _identify(reader: ReaderDataset, number: int, shards: int) -> LeafIdentity:
     url = index.members[0].spec.url if isinstance(index, JoinIndex) else index.spec.url
     place = local_path(url) if is_local(url) else strip_credentials(url)
     names = [identity(index, shards), plan.start, plan.num_samples]
-    options = [asdict(plan.order), child.repeats if isinstance(child, RepeatPlan) else 1]
+    options = [plan.order.describe(), child.repeats if isinstance(child, RepeatPlan) else 1]
     return LeafIdentity(
         _hash(names, 3) + _hash(content, 3) + _hash(place, 1),
         samples,

@@ -255,9 +255,9 @@ def seen(path):
 
 def numbers(clip, video):
     """Numbers of decoded frames; None for a frame that the video does not have."""
-    frames = [frame.permute(1, 2, 0).numpy() for frame in clip]
-    found = ((n for n, known in enumerate(video.frames) if np.array_equal(known, frame)) for frame in frames)
-    return [next(matches, None) for matches in found]
+    known = {frame.tobytes(): number for number, frame in reversed([*enumerate(video.frames)])}
+    assert all(frame.dtype == torch.uint8 for frame in clip)
+    return [known.get(frame.permute(1, 2, 0).numpy().tobytes()) for frame in clip]
 
 
 # Frames are found by their time: number n is the one at n / fps, which is not the n-th of a variable rate.

@@ -25,7 +25,7 @@ from energon_stream import (
 from energon_stream.config.join_indices import prepare_metadataset
 from energon_stream.errors import StateMismatchError
 
-STREAMS, BATCHES = 24, 260
+STREAMS, BATCHES = 24, 260 if is_nightly() else 110
 WORLDS, WORKERS = (1, 2, 3, 4, 6, 8), (0, 1, 2, 3, 5)
 
 

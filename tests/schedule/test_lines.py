@@ -27,8 +27,9 @@ PARTS = 10**30
 
 
 def weight_of(told, batch):
-    """PARTS times the weight of the line in the middle of a batch; ``told`` are batches, weights, and True for a
-    ramp.
+    """PARTS times the weight of the line in the middle of a batch.
+
+    ``told`` are batches, weights, and True for a ramp.
     """
     at = max(number for number, (begin, *_) in enumerate(told) if begin <= batch)
     begin, first, _ = told[at]

@@ -36,9 +36,10 @@ def store(s3_server, tmp_bucket, counters):
 
 
 @pytest.fixture
-def fetcher():
+def fetcher(s3_server):
     fetcher = Fetcher(32)
     yield fetcher
+    s3_server.stop()  # this ends answers that are late
     fetcher.close()
 
 
@@ -92,7 +93,7 @@ def test_a_function_is_repeated_if_that_is_allowed(s3_server, store, fetcher):
     s3_server.shape(first_byte_latency=0.01)
     read(fetcher, store, 40)
     s3_server.reset_counters()
-    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=4.0))
+    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=60.0))
     assert (
         fetcher.ask(store, lambda store: store.get("slow").data, repeatable_bytes=SIZE).result()
         == OBJECT[:SIZE]
@@ -122,7 +123,7 @@ def test_a_second_request_may_be_late_too(s3_server, store, fetcher, counters):
     s3_server.shape(first_byte_latency=0.01)
     read(fetcher, store, 40)
     s3_server.reset_counters()
-    s3_server.add_rule(Rule("delay", "*/slow", times=2, seconds=4.0))
+    s3_server.add_rule(Rule("delay", "*/slow", times=2, seconds=60.0))
     before = counters.snapshot().hedges
     assert fetcher.submit(store, "slow", ByteRange(0, SIZE)).result().data == OBJECT[:SIZE]
     assert served(s3_server, "/slow") == 1
@@ -134,7 +135,7 @@ def test_the_first_requests_may_be_late(s3_server, store, fetcher, counters):
     s3_server.shape(first_byte_latency=0.01)
     read(fetcher, store, 1)
     s3_server.reset_counters()
-    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=4.0))
+    s3_server.add_rule(Rule("delay", "*/slow", times=1, seconds=60.0))
     body = fetcher.ask(store, lambda store: store.get("slow"), repeatable_bytes=SIZE)
     assert body.result().data == OBJECT[:SIZE]
     assert served(s3_server, "/slow") == 1  # the first answer is still on its way
