@@ -86,9 +86,8 @@ def changes_along(lines: Lines) -> Iterator[WeightChange]:
     for begin, end in zip_longest(begins, begins[1:]):
         is_ramp = lines.is_ramp(begin)
         single = is_ramp and end - begin <= STAIRS
-        batches = np.arange(begin, end if single else begin + 1)
-        weights = stretch_of(lines, begin).weights(batches + 0.5 * single).T.tolist()
-        for batch, each in zip(batches.tolist(), weights, strict=True):
+        places = np.arange(end - begin if single else 1, dtype=np.float64) + (begin + 0.5 * single)
+        for batch, each in enumerate(stretch_of(lines, begin).weights(places).T.tolist(), begin):
             yield WeightChange(batch, tuple(each), lines if is_ramp and not single else None)
 
 
