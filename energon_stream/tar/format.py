@@ -218,11 +218,14 @@ def _padded(size: int) -> int:
     return -(-size // TAR_RECORD) * TAR_RECORD
 
 
+_ASCII = bytes(range(128))
+
+
 def _verify_checksum(header: bytes, field: bytes, position: int) -> None:
     """Compare the sum of all bytes, the checksum field as spaces. Some old writers summed signed bytes."""
     expected = _number(field, position)
     unsigned = sum(header) - sum(field) + 8 * 0x20
-    if expected != unsigned and expected != unsigned - 256 * sum(byte > 127 for byte in header):
+    if expected != unsigned and expected != unsigned - 256 * len(header.translate(None, _ASCII)):
         raise CorruptTarError(f"damaged tar header at byte {position}: the checksum does not match")
 
 
