@@ -136,6 +136,9 @@ def shares(plan, streams, stream):
     return [last - first for _, first, last in stream_shares(plan, streams, stream)]
 
 
+EACH = 3  # samples of a batch
+
+
 @examples(15)
 @given(st.data())
 def test_streams_end_their_passes_and_deal_all_samples_of_now(tmp_path_factory, data):
@@ -149,21 +152,27 @@ def test_streams_end_their_passes_and_deal_all_samples_of_now(tmp_path_factory, 
     for name, shards in before.items():
         grow(folder, name, shards)
     mixture = mix(folder, a=2, b=1, c=3)
-    count = data.draw(st.integers(streams, 150))
-    given, state = after(open_loader(mixture, config), count)
+    count = data.draw(st.integers(streams, 50))
+    given, state = after(open_loader(mixture, config, batch_size=EACH), count)
     now = {name: shards + data.draw(st.integers(0, 3)) for name, shards in before.items()}
     for name, shards in now.items():
         grow(folder, name, shards)
-    loader = open_loader(mixture, config)
-    found = resumed(loader, state, 1200 if is_nightly() else 1000)
+    loader = open_loader(mixture, config, batch_size=EACH)
+    found = resumed(loader, state, 400 if is_nightly() else 334)
     assert (loader.restore_report is None) == (now == before)
     source = source_of(loader.dataset)
     old_plan = source.plan_of(in_place([*before.values()]))
     for number, name in enumerate(PER_SHARD):
         under_way, following, left = Counter(), Counter(), 0
         for stream in range(streams):
-            then = [text for text in given[stream::streams] if text[0] == name]
-            rest = [text for text in found[(stream - count) % streams :: streams] if text[0] == name]
+            then, rest = (
+                [
+                    text
+                    for at, text in enumerate(run)
+                    if text[0] == name and (begin + at // EACH) % streams == stream
+                ]
+                for begin, run in ((0, given), (count, found))
+            )
             old, new = (shares(plan, streams, stream)[number] for plan in (old_plan, source.plan))
             seen = (len(then) - 1) % old + 1 if then else 0
             under_way.update(then[len(then) - seen :] + rest[: old - seen])

@@ -1,5 +1,6 @@
 """Weights that change at steps, and even draws: pure functions of positions, for any split of the reading."""
 
+import functools
 import zlib
 from collections import Counter
 from fractions import Fraction
@@ -72,30 +73,44 @@ def test_cursor_laws_hold_over_changes(base, later, even, per_batch, data):
     assert (got, cursor) == (pairs(everything), end)
 
 
+PARTS = 10**30
+
+
 def behind(plan, streams, rounds, missing=frozenset()):
-    """How far each source is from its share, by fractions: at the end of each round, and in each stream."""
+    """How far each source is from its share, by whole numbers of PARTS: at the end of each round, and in each
+    stream.
+    """
     drawn = []
     for stream in range(streams):
         schedule = build_schedule(plan, num_streams=streams, stream=stream, key=stream)
         drawn.append(schedule.take(schedule.begin(), rounds * plan.per_batch)[0].leaf.tolist())
     weights = [WeightChange(0, plan.weights), *plan.changes]
-    job = [Fraction(0)] * len(plan.weights)
+
+    @functools.cache
+    def shares(change, absent):
+        now = [
+            Fraction(0 if source in absent else weight)
+            for source, weight in enumerate(weights[change].weights)
+        ]
+        return [int(plan.per_batch * PARTS * weight / sum(now)) for weight in now]
+
+    job = [0] * len(plan.weights)
     of_stream = [list(job) for _ in range(streams)]
     furthest = []
     for batch in range(rounds * streams):
         number, stream = divmod(batch, streams)
-        now = [Fraction(each) for each in [w.weights for w in weights if w.begin <= batch][-1]]
-        now = [0 if (source, stream) in missing else weight for source, weight in enumerate(now)]
-        for source, weight in enumerate(now):
-            for due in (job, of_stream[stream]):
-                due[source] += plan.per_batch * weight / sum(now)
+        change = max(number for number, each in enumerate(weights) if each.begin <= batch)
+        now = shares(change, frozenset(source for source, where in missing if where == stream))
+        for source, share in enumerate(now):
+            job[source] += share
+            of_stream[stream][source] += share
         for source in drawn[stream][number * plan.per_batch : (number + 1) * plan.per_batch]:
             assert now[source]
-            job[source] -= 1
-            of_stream[stream][source] -= 1
+            job[source] -= PARTS
+            of_stream[stream][source] -= PARTS
         if stream + 1 == streams:
             furthest.append(max(map(abs, job)))
-    return max(furthest), max(abs(each) for counted in of_stream for each in counted)
+    return max(furthest) / PARTS, max(abs(each) for counted in of_stream for each in counted) / PARTS
 
 
 def ramp(first, last, begin, end, stairs):
@@ -150,7 +165,7 @@ def test_64_streams_do_not_draw_alike(per_batch):
     st.booleans(),
 )
 def test_planned_changes_are_foreseen(weights, rounds, streams, per_batch, is_ramp):
-    """The first one made a source 1.32 samples late. Counted by fractions, batch by batch."""
+    """The first one made a source 1.32 samples late. Counted batch by batch."""
     begins = np.cumsum([0, *rounds])[: len(weights)] * streams + streams // 3
     changes = [WeightChange(int(at), each) for at, each in zip(begins[1:], weights[1:], strict=True)]
     if is_ramp:
