@@ -68,6 +68,8 @@ PRELOADED = (
     "energon_stream.testing.s3server",
     # What commands import when they run: half of what a short one takes.
     "numpy.ma",
+    "pyarrow.dataset",
+    "pyarrow.parquet",
     "energon_stream.cli.dataset_yaml_wizard",
     "energon_stream.cli.training_arguments",
     "energon_stream.prepare.add_tables",
@@ -87,6 +89,7 @@ PRELOADED = (
 )
 # What optimizers, checkpoints and torchrun import takes longer than most programs of tests.
 _MORE = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.run")
+_IF_THERE = ("huggingface_hub.cli.hf",)  # recipes download datasets
 STARTUP_VARIABLES = (
     "PYTHONHASHSEED",
     "PYTHONWARNINGS",
@@ -662,6 +665,9 @@ def _main() -> None:
     sys.executable = sys.argv[4]  # of a fork, it is a launcher
     for name in (*PRELOADED, *_MORE, *sys.argv[5:]):
         __import__(name)
+    for name in _IF_THERE:
+        with contextlib.suppress(ImportError):
+            __import__(name)
     sys.modules["PIL.Image"].preinit()  # the usual formats, which each child would import for its first image
     # torch takes its operators back one by one at an exit: four fifths of what a short child costs.
     _imported.extend(each for each in weakref.finalize._registry if each.atexit)  # type: ignore[attr-defined]
