@@ -74,21 +74,26 @@ def take(loaders, count):
     return [batch for _ in range(count) for batch in [next(each) for each in iterators]]
 
 
+PARTS = 10**30
+
+
 def furthest(batches, weights_at):
     """How far sources are from their shares of the tokens: of each stream, and of the job."""
-    behind = {stream: dict.fromkeys("abc", Fraction(0)) for stream in [None, *range(STREAMS)]}
+    behind = {stream: dict.fromkeys("abc", 0) for stream in [None, *range(STREAMS)]}  # in whole PARTS
     worst = Counter()
     for number, batch in enumerate(batches):
-        weights = weights_at(number)
+        weights, had = weights_at(number), Counter()
         for text in batch:
             assert weights[text[0]]
-            for stream in (None, number % STREAMS):
-                for name, weight in weights.items():
-                    behind[stream][name] += Fraction(weight) / sum(weights.values()) * tokens_of(text)
-                behind[stream][text[0]] -= tokens_of(text)
+            had[text[0]] += tokens_of(text)
+        total = sum(map(Fraction, weights.values()))
+        for name, weight in weights.items():
+            missing = int(weight * PARTS / total) * had.total() - PARTS * had[name]
+            behind[None][name] += missing
+            behind[number % STREAMS][name] += missing
         worst["stream"] = max(worst["stream"], *map(abs, behind[number % STREAMS].values()))
         worst["job"] = max(worst["job"], *map(abs, behind[None].values()))
-    return worst
+    return Counter({which: parts / PARTS for which, parts in worst.items()})
 
 
 def test_sources_have_their_shares_of_tokens(folder):
