@@ -187,6 +187,7 @@ class WantedBytes:
         located = locating.next(wait=True)
         if located is None:
             return
+        located = locating.widened(Planner(self._limits).add(located, locating.ended)).located
         columns = located.leaf, located.objects, located.starts, located.stops, located.begins.cumsum() - 1
         for leaf, number, start, stop, sample in zip(*(column.tolist() for column in columns), strict=True):
             if self._locators[leaf].skips_bytes:

@@ -318,6 +318,7 @@ class SampleReader:
         limits = self._planner.limits
         locating.begin(limits.opening_take)
         self._add_located(wait=True)
+        self._planner = locating.widened(self._planner)
         earlier = self._planner.requests  # of earlier passes, whose answers are kept
         if self._planner.starts_large or not self._plan():
             return

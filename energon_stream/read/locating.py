@@ -124,15 +124,30 @@ class Locating:
             self._opening = count
         self.take(count)
 
+    def widened(self, planner: Planner) -> Planner:
+        """Return the planner of the first samples, with the rest of their window if that is few bytes."""
+        _, ends = self._window()
+        if not ends or not planner.may_widen(ends[-1]):
+            return planner
+        if self.taken == self._opening:
+            self._opening += ends[-1]
+        self.take(ends[-1])
+        while (located := self.next(wait=True)) is not None:
+            planner = planner.add(located, self.ended)
+        return planner.with_window()
+
+    def _window(self) -> tuple[Window | None, list[int]]:
+        """Return the window of planned packs that has the next reference, and the ends of its packs."""
+        schedule = self._schedule
+        return schedule.rest_of_window(self._cursor) if isinstance(schedule, PackedSchedule) else (None, [])
+
     def take(self, count: int) -> None:
         """Begin to load the index entries of the next references."""
         is_opening = self.taken < self._opening
         if is_opening:
             count = min(count, self._opening - self.taken)
-        window, ends = None, list[int]()
-        if isinstance(self._schedule, PackedSchedule):
-            window, ends = self._schedule.rest_of_window(self._cursor)
-            count = min([count, *ends[-1:]])
+        window, ends = self._window()
+        count = min([count, *ends[-1:]])
         refs, self._cursor = self._schedule.take(self._cursor, count)
         self.is_exhausted = len(refs) < count
         if not len(refs):
@@ -194,7 +209,7 @@ def iterate_plans(locating: Locating, planner: Planner, *, chunk: int, chunks: i
             locating.take_ahead(chunks if planner.generation else 1, chunk)
             located = locating.next(wait=True)
             if located is not None:
-                planner = planner.add(located, locating.ended)
+                planner = locating.widened(planner.add(located, locating.ended))
         made = planner.plan(locating.is_all)
         if made is None:
             return

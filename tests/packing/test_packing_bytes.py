@@ -4,14 +4,22 @@ import re
 
 import numpy as np
 import pytest
-from packed import STREAMS, opened, taken, write
+from packed import STREAMS, Packs, opened, taken, write
 
-from energon_stream import ReadOptions, compute_costs
+from energon_stream import ReadOptions, compute_costs, stateless
 from energon_stream.index.entries import OffsetCache
 from energon_stream.prewarming.amount import stream_steps
 from energon_stream.testing.s3server import S3Server
 
 GAP = 2048
+
+
+class Keys(Packs):
+    """A pack is the keys of its samples."""
+
+    @stateless
+    def pack_selected_samples(self, samples):
+        return [sample.__key__ for sample in samples]
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +120,26 @@ def test_small_samples_are_read_by_large_requests(tmp_path, ranks, streams, most
             found += ranges(server)
     assert sum(stop - start for _, start, stop in found) < 1.1 * size
     assert len(found) < most
+
+
+def test_of_many_ranks_each_makes_no_more_requests_than_without_packs(tmp_path):
+    """The first packs are read with their neighbours. They once took a request for most of their samples."""
+    draw, count, ranks = np.random.default_rng(0), 16_000, 32
+    lengths = np.clip(draw.lognormal(np.log(650), 0.7, count), 1, 8192).astype(int)
+    write(tmp_path / "bucket" / "texts", draw.integers(500, 1500, count), shard=500)
+    order = {"num_streams": ranks, "shuffle_buffer_size": 500, "max_samples_per_sequence": 100}
+    packing = {"cost": lengths, "capacity": 8192, "window": 8, "overlong": "error", "read": ReadOptions()}
+    plain = {"pack": False, "read": ReadOptions(first_samples=10)}  # as many as a pack has
+    made = {True: 0, False: 0}
+    with S3Server(tmp_path) as server:
+        common = {**order, "encoder": Keys, "repeat": False, "storage": server.storage_options}
+        for rank in (13, 31):
+            for own in (packing, plain):
+                dataset = opened("s3://bucket/texts", rank, ranks, **common, **own)
+                server.reset_counters()
+                assert sum(1 for _ in dataset)
+                made[own is packing] += len(ranges(server))
+    assert made[True] <= made[False]
 
 
 def test_steps_read_the_packs_of_the_plan_and_its_look_ahead(server):

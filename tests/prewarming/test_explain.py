@@ -1,13 +1,13 @@
 """Explained requests are those that training makes."""
 
 import json
-import re
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
-from warming import BATCH, ORDER, Encoder, config
+from warming import BATCH, ORDER, Encoder, config, tar_ranges
 
-from energon_stream import CacheConfig, get_loader, get_train_dataset, prewarm
+from energon_stream import CacheConfig, PlannedPacking, get_loader, get_train_dataset, prewarm
 from energon_stream.cli.main import main
 from energon_stream.errors import ConfigError
 from energon_stream.read.read_plan import Reason
@@ -35,18 +35,24 @@ def trained(server, steps, url=URL, **changes):
         batches = iter(loader)
         for _ in range(steps):
             next(batches)
-    made = set()
-    for entry in server.log():
-        if entry.key.endswith(".tar"):
-            first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", entry.range).groups())
-            made.add((entry.key.rpartition("/")[2], first, last + 1))
-    return made
+    return tar_ranges(server)
 
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("changes", [{}, {"dataset_config": "json.yaml"}, {"dataset_config": "bin.yaml"}])
 def test_training_makes_the_explained_requests(server, changes):
     steps = 30
+    made = trained(server, steps, **changes)
+    assert ranges(found(server, (0, steps), **changes)) <= made
+    assert made <= ranges(found(server, (0, steps + 60), **changes))
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_training_makes_the_explained_requests_of_planned_packs(server, window):
+    """Runs of a window of one step are read first; of two steps, it has more samples than are read ahead."""
+    lengths = np.clip(np.random.default_rng(0).lognormal(2.5, 0.8, 1800), 1, 60).astype(int)
+    packing = PlannedPacking(lengths, capacity=60, window=window, global_batch_size=12)
+    steps, changes = 12, {"packing": packing, "batch_size": 2}
     made = trained(server, steps, **changes)
     assert ranges(found(server, (0, steps), **changes)) <= made
     assert made <= ranges(found(server, (0, steps + 60), **changes))

@@ -30,8 +30,11 @@ def costs(root):
         compute_costs(str(root / "bucket" / name), "tokens", values=lengths)
 
 
-@pytest.mark.parametrize(("name", "streams"), [("few", 4), ("few", 1), ("epochs.yaml", 2)])
-def test_warmed_steps_ask_for_nothing(server, cache, name, streams):
+@pytest.mark.parametrize(
+    ("name", "streams", "workers"), [("few", 4, 2), ("few", 1, 1), ("epochs.yaml", 4, 4)]
+)
+def test_warmed_steps_ask_for_nothing(server, cache, name, streams, workers):
+    """Of four workers, each has few samples in a window, so that it reads runs of them first."""
     url = f"s3://bucket/{name}"
     done = warm(server, url, cache, streams, **PACKED)
     assert done.is_complete
@@ -39,7 +42,6 @@ def test_warmed_steps_ask_for_nothing(server, cache, name, streams):
     expected = train(server, url, False, STEPS, config(streams), **PACKED)
     assert reads(server)
     assert done.samples == sum(len(pack) for batch in expected for pack in batch)
-    workers = min(streams, 2)
     assert train(server, url, cache, STEPS, config(streams, workers), **PACKED) == expected
     assert reads(server) == []
 

@@ -115,6 +115,15 @@ def reads(server):
     return [entry for entry in asked(server) if entry[0] == "GET"]
 
 
+def tar_ranges(server):
+    """Name and bytes of each range of a tar that was asked for."""
+    found = [(key, asked) for _, key, asked in reads(server) if key.endswith(".tar")]
+    bounds = [
+        (key.rpartition("/")[2], *map(int, asked.removeprefix("bytes=").split("-"))) for key, asked in found
+    ]
+    return {(name, first, last + 1) for name, first, last in bounds}
+
+
 def sizes(server):
     """Object, range and size of each answer to a request for bytes."""
     return [(entry.key, entry.range, entry.bytes) for entry in server.log() if entry.method == "GET"]

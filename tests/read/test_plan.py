@@ -251,6 +251,31 @@ def test_first_requests_take_in_the_next_samples_between_theirs():
 
 
 @pytest.mark.parametrize(
+    ("size", "rest", "sizes", "changes", "widens"),
+    [
+        (8, 8, 8, {}, True),
+        (8, 18, 8, {}, True),
+        (8, 19, 8, {}, False),  # more samples than are read ahead
+        (8, 8, 8, {"is_shared": True}, False),
+        (1 << 18, 8, 8, {}, False),  # 2.5 MB, by the first samples
+        (8, 8, 1 << 18, {}, False),  # 2 MB, as it turns out
+    ],
+)
+def test_the_first_window_is_read_in_runs_if_it_is_small(size, rest, sizes, changes, widens):
+    """Two first samples of a window, of two objects, and the others of it, which follow one of them."""
+    limits = replace(PlanLimits(2, 2, 40, 20, 10**7, 10**7, 0, 10**7), sparse=frozenset([0]), **changes)
+    first = [[(0, 4 * 10**5, size)], [(1, 4 * 10**5, size)]]
+    planner = Planner(limits).add(located(first))
+    if planner.may_widen(rest):
+        others = [[(0, 4 * 10**5 + (size + at * sizes) // 8, sizes)] for at in range(rest)]
+        planner = planner.add(located(others), (0, 0)).with_window()
+    planned = planner.plan(is_all=True)
+    assert planned is not None
+    spans = [(request.object, request.size) for request in planned[0].requests]
+    assert sorted(spans) == [(0, size + rest * sizes if widens else size), (1, size)]
+
+
+@pytest.mark.parametrize(
     ("changes", "spans"),
     [
         ({}, [[(0, 32)], []]),
