@@ -59,6 +59,7 @@ class ReaderGroup:
         self.joins = options.is_planned and readers > 1  # whether requests serve several readers
         # The reader of the first samples of all, until another one is read; itself where none goes first.
         self._opener: SampleReader | ReaderGroup | None = None if self.joins else self
+        self._epoch = -1  # number of the pass that is planned, if readers plan together
 
     @property
     def is_shared(self) -> bool:
@@ -66,7 +67,7 @@ class ReaderGroup:
 
     def join(self, reader: SampleReader) -> Lane:
         self._open.append(reader)
-        self.look_again = True
+        self._epoch, self.look_again = -1, True
         return self.budget.open_lane()
 
     def leave(self, reader: SampleReader, lane: Lane, held: int) -> None:
@@ -132,10 +133,12 @@ class ReaderGroup:
         Readers whose pass is over wait for the others: the next pass begins with all of them.
         """
         is_needed = not reader.has_ready
-        epoch = reader.epoch if is_needed else min(each.epoch for each in self._open)
-        peers = [each for each in self._open if each.epoch == epoch]
-        if not is_needed and not all(each.may_plan for each in peers):
+        if not any(each.epoch == self._epoch for each in self._open):
+            self._epoch = min(each.epoch for each in self._open)
+        epoch = reader.epoch if is_needed else self._epoch
+        if not is_needed and not all(each.may_plan for each in self._open if each.epoch == epoch):
             return False
+        peers = [each for each in self._open if each.epoch == epoch]
         reader.locate(wait=is_needed)
         for other in peers:
             if other is not reader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -21,9 +21,10 @@ _HOLD = 0.05  # seconds that each request takes at least, so that concurrent one
 
 @dataclass(slots=True, eq=False)
 class RequestLog:
-    """Requests in rounds: no request waits for one of its own round."""
+    """Requests in rounds: no request waits for one of its own round. Repeats of late ones do not count."""
 
     listener: Callable[[int], None] | None = None  # gets the bytes of each request instead, once it is set
+    _running: dict[Hashable, int] = field(default_factory=dict)  # their rounds
     _ended: list[int] = field(default_factory=list)  # round of each ended request
     _rounds: dict[int, list[int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -33,14 +34,14 @@ class RequestLog:
         """Bytes of each request, round by round."""
         return [sorted(self._rounds[number]) for number in sorted(self._rounds)]
 
-    def run(self, request: Callable[[], T], size_of: Callable[[T], int]) -> T:
+    def run(self, what: Hashable, request: Callable[[], T], size_of: Callable[[T], int]) -> T:
         """Make a request, and note it."""
         if self.listener is not None:
             result = request()
             self.listener(size_of(result))
             return result
         with self._lock:
-            number = max(self._ended, default=0) + 1
+            self._running.setdefault(what, max(self._ended, default=0) + 1)
         end = time.monotonic() + _HOLD
         size = 0
         try:
@@ -49,8 +50,10 @@ class RequestLog:
         finally:
             time.sleep(max(0.0, end - time.monotonic()))
             with self._lock:
-                self._ended.append(number)
-                self._rounds.setdefault(number, []).append(size)
+                number = self._running.pop(what, None)
+                if number is not None:  # else the request, or a repeat of it, has ended
+                    self._ended.append(number)
+                    self._rounds.setdefault(number, []).append(size)
         return result
 
 
@@ -64,19 +67,21 @@ class _RecordedStore:
         self.url = store.url
 
     def get(self, path: str, *, etag: str | None = None) -> Body:
-        return self._log.run(lambda: self._store.get(path, etag=etag), _size)
+        return self._log.run(path, lambda: self._store.get(path, etag=etag), _size)
 
     def get_range(self, path: str, byte_range: ByteRange, *, etag: str | None = None) -> Body:
-        return self._log.run(lambda: self._store.get_range(path, byte_range, etag=etag), _size)
+        what = path, byte_range
+        return self._log.run(what, lambda: self._store.get_range(path, byte_range, etag=etag), _size)
 
     def get_suffix(self, path: str, length: int, *, etag: str | None = None) -> Body:
-        return self._log.run(lambda: self._store.get_suffix(path, length, etag=etag), _size)
+        what = path, length
+        return self._log.run(what, lambda: self._store.get_suffix(path, length, etag=etag), _size)
 
     def head(self, path: str) -> ObjectMeta:
-        return self._log.run(lambda: self._store.head(path), lambda _: 0)
+        return self._log.run((path, "head"), lambda: self._store.head(path), lambda _: 0)
 
     def list(self, prefix: str = "") -> Iterator[ListEntry]:
-        return iter(self._log.run(lambda: list(self._store.list(prefix)), lambda _: 0))
+        return iter(self._log.run((prefix, "list"), lambda: list(self._store.list(prefix)), lambda _: 0))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)  # what writes, and ``close``

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 from click.testing import CliRunner
@@ -22,6 +24,7 @@ from energon_stream.index.entries import OffsetCache
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.read.request_planner import plan_limits
 from energon_stream.tools.simulate import Costs, StoreModel, simulate
+from energon_stream.tools.simulate.recording import RequestLog
 from energon_stream.tools.simulate.virtual_fetcher import VirtualLocator
 
 ORDER = {"batch_size": 8, "shuffle_buffer_size": 60, "max_samples_per_sequence": 40}
@@ -251,3 +254,18 @@ def test_a_rejection_costs_the_first_batch_one_round_trip_and_seldom_two(lake):
     ]
     assert sorted(found.first_batch for found in seen)[4] < 4.1
     assert all(found.requests <= 1.5 * (found.requests - found.rejected) for found in seen)
+
+
+def test_a_request_that_is_sent_again_is_noted_once():
+    """A busy machine makes requests late, and the transport repeats them; the first answer counts."""
+    log, both = RequestLog(), Barrier(2)
+
+    def request():
+        both.wait()
+        return b"abc"
+
+    with ThreadPoolExecutor(2) as pool:
+        for answer in [pool.submit(log.run, "split.yaml", request, len) for _ in range(2)]:
+            assert answer.result() == b"abc"
+    log.run("split.yaml", lambda: b"abcd", len)
+    assert log.rounds == [[3], [4]]
