@@ -19,8 +19,9 @@ import numpy as np
 
 from energon_stream.index.entries import OffsetCache
 from energon_stream.read.locating import Locating, ReadPosition, iterate_plans
+from energon_stream.read.plan_limits import plan_limits
 from energon_stream.read.read_options import LOADING
-from energon_stream.read.request_planner import Planner, plan_limits
+from energon_stream.read.request_planner import Planner
 from energon_stream.tar.scan import HEAD_BYTES
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from energon_stream.read.fetch import RangeFetch
 from energon_stream.read.located import Located
 from energon_stream.read.locating import load_entries
+from energon_stream.read.plan_limits import PlanLimits
 from energon_stream.read.read_plan import LargeSample, Reason, Request
-from energon_stream.read.request_planner import PlanLimits, Planner
+from energon_stream.read.request_planner import Planner
 
 if TYPE_CHECKING:
     from energon_stream.read.locator import Locator, RawSample

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from repetitions import examples
 
 from energon_stream.read.located import Located
+from energon_stream.read.plan_limits import PlanLimits
 from energon_stream.read.read_plan import LargeSample, Reason
-from energon_stream.read.request_planner import PlanLimits, Planner
+from energon_stream.read.request_planner import Planner
 
 
 def located(rows):

@@ -17,9 +17,10 @@ from energon_stream.prewarming.amount import StreamSteps, stream_steps
 from energon_stream.prewarming.job import open_reader_dataset
 from energon_stream.read.locating import Locating, iterate_plans
 from energon_stream.read.locator import Locator
+from energon_stream.read.plan_limits import plan_limits
 from energon_stream.read.read_options import LOADING
 from energon_stream.read.read_plan import LargeSample, ReadPlan, Reason, Request
-from energon_stream.read.request_planner import Planner, plan_limits
+from energon_stream.read.request_planner import Planner
 from energon_stream.schedule import PackedSchedule, Refs, skip
 from energon_stream.storage import shared_fetcher
 from energon_stream.worker import WorkerConfig

@@ -22,7 +22,7 @@ from energon_stream.cli.main import main
 from energon_stream.errors import ConfigError, ObjectNotFoundError, TransientStorageError
 from energon_stream.index.entries import OffsetCache
 from energon_stream.prewarming.job import open_reader_dataset
-from energon_stream.read.request_planner import plan_limits
+from energon_stream.read.plan_limits import plan_limits
 from energon_stream.tools.simulate import Costs, StoreModel, simulate
 from energon_stream.tools.simulate.recording import RequestLog
 from energon_stream.tools.simulate.virtual_fetcher import VirtualLocator
