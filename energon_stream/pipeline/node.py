@@ -14,7 +14,7 @@ from energon_stream.schedule.saved import damaged, is_count, shown
 
 if TYPE_CHECKING:
     from energon_stream.pipeline.decode_ahead import DecodeThreads
-    from energon_stream.read.reader_group import ReaderGroup
+    from energon_stream.read.consume import ReaderGroup
     from energon_stream.schedule import WeightChange
     from energon_stream.worker import WorkerConfig
 

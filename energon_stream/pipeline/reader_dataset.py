@@ -42,10 +42,10 @@ from energon_stream.pipeline.node import (
 from energon_stream.pipeline.pack_keys import PackPlan, piece_key, piece_of
 from energon_stream.plugins import debug_log
 from energon_stream.read.at_once import fetch_samples
+from energon_stream.read.consume import ReaderGroup
 from energon_stream.read.locator import Locator, RawSample
 from energon_stream.read.open_locator import open_locator
 from energon_stream.read.read_options import ReadOptions
-from energon_stream.read.reader_group import ReaderGroup
 from energon_stream.rng import derive_key
 from energon_stream.samples import CrudeSample
 from energon_stream.schedule import (

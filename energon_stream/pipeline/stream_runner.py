@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from energon_stream.index.bad_samples import BadSample
     from energon_stream.pipeline.pack_keys import PackPlan
-    from energon_stream.read.reader_group import ReaderGroup
+    from energon_stream.read.consume import ReaderGroup
     from energon_stream.schedule import WeightChange
 else:
     torch = LazyModule("torch")

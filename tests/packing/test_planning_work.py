@@ -11,8 +11,7 @@ from energon_stream import ReadOptions, stateless
 from energon_stream.index.entries import OffsetCache
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.pipeline.stream_runner import StreamRunner
-from energon_stream.read.consume import SampleReader
-from energon_stream.read.reader_group import ReaderGroup
+from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.schedule import (
     BlendPlan,
     JobPacks,

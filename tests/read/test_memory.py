@@ -21,10 +21,9 @@ from energon_stream.decode import SampleDecoder
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.files_index import open_file
 from energon_stream.index.jsonl_index import JsonlFormat, prepare_jsonl
-from energon_stream.read.consume import SampleReader
+from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.file_locator import FileLocator
 from energon_stream.read.read_options import ReadOptions
-from energon_stream.read.reader_group import ReaderGroup
 from energon_stream.read.tar_locator import TarLocator
 from energon_stream.rng import derive_key
 from energon_stream.samples import SourceInfo

@@ -20,10 +20,9 @@ from energon_stream.errors import ChecksumError, IndexMismatchError
 from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.sqlite_index import INDEX_SQLITE
 from energon_stream.prepare.prepare import prepare_dataset
-from energon_stream.read.consume import SampleReader
+from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.fetch import LOOKED_AT_EVERY
 from energon_stream.read.read_options import ReadOptions
-from energon_stream.read.reader_group import ReaderGroup
 from energon_stream.read.tar_locator import TarLocator
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, RepeatPlan, build_schedule

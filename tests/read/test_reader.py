@@ -23,11 +23,10 @@ from energon_stream.index.dataset import open_webdataset
 from energon_stream.index.entries import Load
 from energon_stream.read import budget as budgets
 from energon_stream.read.at_once import fetch_samples
-from energon_stream.read.consume import SampleReader
+from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.fetch import wait_for_first
 from energon_stream.read.generation import cut_generation
 from energon_stream.read.read_options import ReadOptions
-from energon_stream.read.reader_group import ReaderGroup
 from energon_stream.read.tar_locator import TarLocator
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, Refs, RepeatPlan, build_schedule

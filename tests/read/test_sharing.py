@@ -6,9 +6,8 @@ from reference_writer import write_reference_dataset
 
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.dataset import open_webdataset
-from energon_stream.read.consume import SampleReader
+from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.read_options import ReadOptions
-from energon_stream.read.reader_group import ReaderGroup
 from energon_stream.read.tar_locator import TarLocator
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, RepeatPlan, build_schedule

@@ -19,9 +19,8 @@ from energon_stream.index.index_files import index_path
 from energon_stream.index.sample_sizes import MOST_BYTES, appended_bytes
 from energon_stream.index.verify import SAMPLED_SHARE, open_verifier
 from energon_stream.prepare.prepare import prepare_dataset
-from energon_stream.read.consume import SampleReader
+from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.open_locator import open_locator
-from energon_stream.read.reader_group import ReaderGroup
 from energon_stream.rng import derive_key
 from energon_stream.schedule import LeafPlan, OrderSpec, build_schedule
 from energon_stream.storage import ByteRange, Fetcher, LocalStore, StoreSpec, register_store

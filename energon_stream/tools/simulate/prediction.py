@@ -15,9 +15,8 @@ from energon_stream.index.entries import OffsetCache
 from energon_stream.pipeline.reader_dataset import ReaderDataset
 from energon_stream.prewarming.amount import Amount, amounts_of_streams
 from energon_stream.prewarming.job import open_reader_dataset
-from energon_stream.read.consume import SampleReader
+from energon_stream.read.consume import ReaderGroup, SampleReader
 from energon_stream.read.locator import Locator
-from energon_stream.read.reader_group import ReaderGroup
 from energon_stream.schedule import Schedule
 from energon_stream.storage import ByteRange
 from energon_stream.tools.simulate.clock import Line
