@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from energon_stream.schedule.cut_samples import SourcePart, samples_before
 from energon_stream.schedule.lines import WHOLE, Drawn, Slope
-from energon_stream.schedule.segments import Part, samples_before
 
 _NEVER = 1 << 62
 
@@ -72,18 +72,18 @@ class Foresight:
 
     def _before(self) -> Iterator[tuple[int, int]]:
         """Yield the changes at which segments begin, with each source whose cut sample comes before."""
-        had, segments = dict[int, int](), list[tuple[int, list[Part]]]()
+        had, segments = dict[int, int](), list[tuple[int, list[SourcePart]]]()
         for at, stop in pairwise([0, *self._stops, len(self._shares)]):
             before = had.copy()
             for each in range(at, min(stop, len(self._shares) - 1)):
                 for source, more in self._gains(each).items():
                     had[source] = had.get(source, 0) + more
-            parts, begin = list[Part](), self._begins[at]
+            parts, begin = list[SourcePart](), self._begins[at]
             for source in self._shares[at]:
                 first, last = before.get(source, 0), had.get(source, 0)
                 to_end, to_begin = -first % WHOLE, last // WHOLE * WHOLE - first
                 due, begun = (self._end(source, each, begin, at)[1] for each in (to_end, to_begin))
-                parts.append(Part(source, first, last, due, begun))
+                parts.append(SourcePart(source, first, last, due, begun))
             segments.append((self._begins[stop] - begin, parts))
         for stop, sources in zip(self._stops, samples_before(segments), strict=True):
             yield from ((stop, source) for source in sources)

@@ -1,4 +1,4 @@
-"""Samples that changes of the weights cut: those that come before the change, and those after. Pure.
+"""Which of the samples that a change of the weights cuts come before the change, and which after it. Pure.
 
 A segment is what lies between two changes. Shares cut samples at its ends: these have parts in several
 segments, and come in one of them. Each segment has as many as it has draws left. Some order of its draws then
@@ -24,7 +24,7 @@ _HALF = WHOLE // 2
 _TRIES = 8
 
 
-class Part(NamedTuple):
+class SourcePart(NamedTuple):
     """The part of a segment that a source has."""
 
     source: int
@@ -34,7 +34,7 @@ class Part(NamedTuple):
     begun: int  # draw that begins the sample that goes on behind
 
 
-Segment: TypeAlias = tuple[int, Sequence[Part]]
+Segment: TypeAlias = tuple[int, Sequence[SourcePart]]
 """The number of its draws, and what its sources have of it."""
 
 
@@ -178,7 +178,7 @@ def _end_before(segments: Sequence[Segment], number: int, source: int) -> int:
 
 
 def _flow_of(segments: Sequence[Segment]) -> tuple[_Flow, list[list[_Node]]]:
-    """Return a flow with all samples that are cut, and those that are cut at the end of each segment."""
+    """Return a flow with all cut samples, and the samples that the end of each segment cuts."""
     flow, had, cut, placed = _Flow(), dict[int, int](), list[list[_Node]](), 0
     at_ends = dict[_Node, dict[int, int]]()  # parts of a sample that a source has at the end of segments
     for number, (left, parts) in enumerate(segments):
