@@ -31,7 +31,6 @@ from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.pipeline.stream_runner import Step
-from energon_stream.schedule import ALONG_LINES, IN_STAIRS, UNFORESEEN
 from energon_stream.schedule.planned import EARLIER
 from energon_stream.state import (
     ChangeReport,
@@ -315,8 +314,10 @@ class SavableDataLoader(BasicDataLoader[T]):
         report: ChangeReport | None = None
         self._plan_as(None)
         self._description = describe(self.dataset, again=chosen == "continue")
-        version = self._description.earlier_version(read_rank_state(state)["fingerprint"])
-        if version in (UNFORESEEN, IN_STAIRS, ALONG_LINES, *EARLIER):  # it is still planned as it was
+        saved = read_rank_state(state)["fingerprint"]
+        version = self._description.earlier_version(saved)
+        begins_anew = chosen == "continue" and saved.get("weights") != self._description.prints["weights"]
+        if version in EARLIER or (version is not None and not begins_anew):  # it is still planned as it was
             self._plan_as(version)
             self._description = describe(self.dataset, again=chosen == "continue")
         if chosen == "continue":

@@ -120,9 +120,8 @@ class Budget:
     @property
     def pause(self) -> float | None:
         """Seconds until other requests may follow those of the first samples, if they wait for that."""
-        if not self._first or self._start_bytes is not None or self._head_start == math.inf:
-            return None
-        return max(0.0, self._head_start - self._clock())
+        left = self._head_start - self._clock() if self._first and self._start_bytes is None else 0.0
+        return left if 0.0 < left < math.inf else None
 
     def admit(self) -> Iterator[RangeFetch]:
         """Yield the requests to make now, most urgent first. A larger one than the budget goes out alone.

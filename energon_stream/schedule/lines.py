@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -51,6 +51,13 @@ class Lines:
     blends: tuple[tuple[Course, ...], ...]  # the weights of each child of each blend
     chains: tuple[tuple[tuple[int, int], ...], ...]  # of each source, the blends around it and which child
     factors: tuple[float, ...] = ()  # by which weights of sources are multiplied; 1 without them
+    _hash: int = field(init=False, repr=False, compare=False)  # computed once: plans have many knots
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.blends, self.chains, self.factors)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @classmethod
     def read(cls, saved: Any) -> Lines | None:
@@ -85,7 +92,7 @@ class Lines:
 
     def begins(self) -> list[int]:
         """Return the batches at which a weight changes, or a line begins or ends."""
-        return sorted({knot.begin for blend in self.blends for course in blend for knot in course})
+        return [*_begins(self)]
 
     def is_ramp(self, begin: int) -> bool:
         """Return whether a weight goes along a line from one of ``begins()`` on."""
@@ -95,6 +102,11 @@ class Lines:
     def are_long(self) -> bool:
         """True if a line has more batches than a plan has stairs."""
         return any(end - begin > STAIRS and self.is_ramp(begin) for begin, end in pairwise(self.begins()))
+
+
+@lru_cache(8)
+def _begins(lines: Lines) -> tuple[int, ...]:
+    return tuple(sorted({knot.begin for blend in lines.blends for course in blend for knot in course}))
 
 
 def _from(course: Course, begin: int) -> tuple[float, float, int, int]:
@@ -119,8 +131,8 @@ class Stretch:
     """Weights between two of ``Lines.begins()``, along lines or not."""
 
     def __init__(self, lines: Lines, begin: int) -> None:
-        begins = [*lines.begins(), begin + 1]
-        self.begin, self.end = begin, begins[begins.index(begin) + 1]
+        begins = _begins(lines)
+        self.begin, self.end = begin, (*begins, begin + 1)[bisect_right(begins, begin)]
         self._blends = [
             np.array([_from(course, begin) for course in blend]).T[:, :, None] for blend in lines.blends
         ]
@@ -171,7 +183,7 @@ class Stretch:
         return tuple(zip(self.sources, parts, strict=True))
 
 
-@lru_cache(64)
+@lru_cache(1024)
 def stretch_of(lines: Lines, begin: int) -> Stretch:
     """Return the stretch that begins at a batch."""
     return Stretch(lines, begin)

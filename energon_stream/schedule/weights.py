@@ -37,6 +37,7 @@ from energon_stream.schedule.rounds import EvenState, SharedRounds
 UNFORESEEN, IN_STAIRS, ALONG_LINES, BY_SEGMENTS = 0, 1, 2, 3
 """Versions of even draws, which states and records of runs may have: the first one foresees no changes, and
 only the last one plans for each change what comes before it."""
+_MOST_CUTS = 1 << 13  # changes times sources up to which it is planned what comes before each change
 _MOST_LEAD = 1 << 31  # parts of samples that streams are never ahead of others
 _SHARED: PerProcess[WeakValueDictionary[Any, SharedRounds]] = PerProcess()
 """Rounds of all even draws that a process has, by what they depend on."""
@@ -80,15 +81,17 @@ def changes_in_stream(
     return tuple(WeightChange(*each) for each in sorted(by_reference.items()))
 
 
-def changes_along(lines: Lines) -> Iterator[WeightChange]:
-    """Yield all weights of some lines: of each batch of a short one, and long ones as what they are."""
-    begins = lines.begins()
+@lru_cache(8)
+def changes_along(lines: Lines) -> tuple[WeightChange, ...]:
+    """Return all weights of some lines: of each batch of a short one, and long ones as what they are."""
+    begins, found = lines.begins(), list[WeightChange]()
     for begin, end in zip_longest(begins, begins[1:]):
         is_ramp = lines.is_ramp(begin)
         single = is_ramp and end - begin <= STAIRS
         places = np.arange(end - begin if single else 1, dtype=np.float64) + (begin + 0.5 * single)
         for batch, each in enumerate(stretch_of(lines, begin).weights(places).T.tolist(), begin):
-            yield WeightChange(batch, tuple(each), lines if is_ramp and not single else None)
+            found.append(WeightChange(batch, tuple(each), lines if is_ramp and not single else None))
+    return tuple(found)
 
 
 def check_weights(weights: Sequence[float], where: str | None = None) -> None:
@@ -189,6 +192,11 @@ class _JobDraws:
             for change in weights
         ]
         draws = tuple(per_batch * self._batches(change.begin) for change in planned)
+        if knots and planned:
+            # Of a long ramp, a part of the streams has some batches only, and many cut samples take seconds.
+            is_rough = len(streams) < num_streams and any(change.along for change in planned)
+            if is_rough or len(knots) * len(planned[0].weights) > _MOST_CUTS:
+                knots = ()
         stops = None if knots is None else frozenset(per_batch * self._batches(each) for each in knots)
         self._foresight = _foresight(draws, tuple(planned), stops) if len(planned) > 1 else None
         pairs = zip_longest(weights, planned, fillvalue=WeightChange(1 << 62, ()))

@@ -32,7 +32,8 @@ from energon_stream import (
 from energon_stream.config.join_indices import prepare_metadataset
 from energon_stream.errors import ConfigError, StateError, StateMismatchError
 from energon_stream.index.jsonl_index import prepare_jsonl
-from energon_stream.schedule import in_place, stream_shares
+from energon_stream.pipeline.reader_dataset import find_readers
+from energon_stream.schedule import BY_SEGMENTS, in_place, stream_shares
 from energon_stream.state import ChangeReport, dumps, loads, with_digest
 
 PER_SHARD = {"a": 7, "b": 5, "c": 4}
@@ -205,6 +206,22 @@ def test_other_weights_hold_from_the_next_draw_on(folder):
         common = min(len(there), len(expected))
         assert common
         assert there[:common] == expected[:common]
+
+
+def test_a_schedule_that_a_run_goes_on_with_is_foreseen(folder):
+    """A state of constant weights once took the draws of an earlier version along."""
+
+    def blend(**weights):
+        return write(
+            folder / "steps.yaml",
+            v2({"blend": [{"path": name, "weight": weights[name]} for name in weights]}),
+        )
+
+    _, state = after(open_loader(blend(a=1, b=1, c=1), draws="even"), 30)
+    loader = open_loader(blend(a={0: 1, 40: 0, 60: 2}, b=1, c={0: 2, 50: 0}), draws="even")
+    loader.restore_state_rank(state, on_change="continue")
+    with loader:
+        assert [reader.plan.foresees for _, reader in find_readers(loader.dataset)] == [BY_SEGMENTS]
 
 
 def test_weights_of_blends_of_batches_may_change_too(folder):

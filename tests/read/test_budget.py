@@ -127,6 +127,20 @@ def test_others_follow_before_the_first_answers_only_where_bytes_come_at_once(mi
     assert len(list(budget.admit())) == (not follows)
 
 
+def test_a_start_that_a_small_budget_ends_waits_for_nothing_more():
+    """The first samples are late, and others may follow: waiting for no time at all once went on for ever."""
+    now = [1.0]
+    budget = Budget(3_000_000, is_shared=False, clock=lambda: now[0])
+    lane = budget.open_lane()
+    lane.queue.append(Planned(0, 2_000_000))
+    budget.first(budget.admit(), latency=0.04)
+    lane.queue.append(Planned(1, 2_000_000))
+    now[0] += 0.5
+    assert (list(budget.admit()), budget.pause) == ([], None)
+    lane.queue[0].size = 1_000_000
+    assert (len(list(budget.admit())), budget.pause) == (1, None)
+
+
 def test_without_a_known_latency_others_wait_for_the_first_answers():
     now = [1.0]
     budget = Budget(200_000_000, is_shared=False, clock=lambda: now[0])
