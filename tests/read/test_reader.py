@@ -173,7 +173,9 @@ def test_a_request_crosses_at_most_eight_files_on_its_way_to_the_wire(remote, mo
 
     def note():
         files = (frame.filename.rpartition("energon_stream/")[2] for frame in traceback.extract_stack())
-        crossed.update(file for file in files if file.startswith(("read/", "storage/")))
+        # Of other threads, the transport alone: what earlier tests asked for may still be under way.
+        rooms = ("read/", "storage/") if threading.current_thread() is threading.main_thread() else "storage/"
+        crossed.update(file for file in files if file.startswith(rooms))
 
     def noted(function):
         return lambda *args, **kwargs: (note(), function(*args, **kwargs))[1]
