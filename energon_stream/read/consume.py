@@ -327,7 +327,8 @@ class SampleReader:
         made = [fetch for number, fetch in self._fetches.items() if number >= earlier and fetch.is_requested]
         first = [fetch for fetch in made if not fetch.is_local]
         group.budget.first(first, group.fetcher.latency, group.fetcher.pace)
-        locating.take(group.options.chunk if group.joins else limits.second_take)
+        most = limits.opening_take + (group.options.chunk if group.joins else limits.second_take)
+        locating.take(max(0, most - locating.taken))  # the rest of a small window is there
         while first and not first[0].has_arrived and not self._add_located(wait=False):
             group.wait([first[0].answer, *locating.awaited()], None)
 
