@@ -1,4 +1,4 @@
-"""Which of the samples that a change of the weights cuts come before the change, and which after it. Pure.
+"""Samples that changes of the weights cut: the plan of which come before their change. Pure.
 
 A segment is what lies between two changes. Shares cut samples at its ends: these have parts in several
 segments, and come in one of them. Each segment has as many as it has draws left. Some order of its draws then
