@@ -154,6 +154,21 @@ class Packs(DefaultTaskEncoder):
         return len(samples)
 
 
+def packed(path, ranks, streams, packing, **options):
+    """Return the loader of one of some ranks."""
+    dataset = get_train_dataset(
+        str(path),
+        batch_size=1,
+        shuffle_buffer_size=1000,
+        max_samples_per_sequence=100,
+        worker_config=WorkerConfig(0, ranks, 0, num_streams=streams),
+        task_encoder=Packs(),
+        packing=packing,
+        **options,
+    )
+    return get_savable_loader(dataset)
+
+
 def first_batches(ranks, server=None, streams=256, samples=400_000):
     """CPU seconds from opening to the first batches of one of some ranks, and requests; MB that they took."""
     lengths = mixed_lengths(samples)
@@ -165,18 +180,8 @@ def first_batches(ranks, server=None, streams=256, samples=400_000):
             server.reset_counters()
             path = "s3://bucket/texts.jsonl"
         before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-        dataset = get_train_dataset(
-            str(path),
-            batch_size=1,
-            shuffle_buffer_size=1000,
-            max_samples_per_sequence=100,
-            worker_config=WorkerConfig(0, ranks, 0, num_streams=streams),
-            task_encoder=Packs(),
-            packing=PlannedPacking(lengths, LONG),
-            cache=False,
-            storage_options=None if server is None else server.storage_options,
-        )
-        loader = get_savable_loader(dataset)
+        options = {"cache": False, "storage_options": None if server is None else server.storage_options}
+        loader = packed(path, ranks, streams, PlannedPacking(lengths, LONG), **options)
         cells, batches = [], iter(loader)
         for count in BATCHES:
             for _ in range(count):
@@ -202,17 +207,7 @@ def first_even_batch(ranks, streams=256, samples=20_000):
         path = Path(folder, "mix.yaml")
         path.write_text(json.dumps({**kind, "splits": {"train": {"blend": blend}}}))
         begin = time.process_time()
-        dataset = get_train_dataset(
-            str(path),
-            batch_size=1,
-            shuffle_buffer_size=1000,
-            max_samples_per_sequence=100,
-            worker_config=WorkerConfig(0, ranks, 0, num_streams=streams),
-            task_encoder=Packs(),
-            packing=PlannedPacking("tokens", LONG),
-            draws="even",
-        )
-        next(iter(get_savable_loader(dataset)))
+        next(iter(packed(path, ranks, streams, PlannedPacking("tokens", LONG), draws="even")))
         return time.process_time() - begin
 
 
