@@ -186,6 +186,7 @@ class SampleReader:
         self.planner: Planner = Planner(plan_limits(group.options, locators, group.readers))
         self._lane = group.join(self)
         self.ready: ReadySamples = ReadySamples()
+        self._opening = 0  # ranges up to the end of the first packs, if nobody else plans with this reader
         self._fetches: dict[int, RangeFetch] = {}  # by number, until their last sample is consumed
 
     def next(self) -> RawSample | None:
@@ -240,13 +241,8 @@ class SampleReader:
 
     def is_at_hand(self) -> bool:
         """Return True if the bytes of the next sample are there."""
-        if not self.ready.left:
-            return False
-        planned = self.ready.peek()
-        if isinstance(planned, LargeSample):
-            return False
-        requests = (planned[2], *(number for number, _ in planned[4]))
-        return all(self._fetches[number].has_arrived for number in requests)
+        requests = self.ready.requests()
+        return bool(requests) and all(self._fetches[number].has_arrived for number in requests)
 
     @property
     def since(self) -> int:
@@ -260,8 +256,6 @@ class SampleReader:
         self.ready = ReadySamples()
         self._lane.queue.clear()
         self.locating.close()
-
-    # Consuming
 
     def _cut_wide(self, planned: Row) -> RawSample | None:
         leaf, sample, request, place, more = planned
@@ -301,8 +295,6 @@ class SampleReader:
             locator, planned.sample, planned.ranges, fetcher=group.fetcher, options=group.options
         )
 
-    # Looking ahead
-
     def begin(self) -> None:
         """Request the first samples of a pass in small requests, and locate later ones meanwhile.
 
@@ -313,8 +305,9 @@ class SampleReader:
             return
         self._position.begun = True
         group, locating = self._group, self.locating
+        packs = self._position.whole_packs(group.options.exact_samples)
+        self._opening = 0 if group.joins else self._lane.consumed + packs
         if group.joins:
-            packs = self._position.whole_packs(group.options.exact_samples)
             self.planner = self.planner.opening_with(packs)
         limits = self.planner.limits
         locating.begin(limits.opening_take)
@@ -328,7 +321,8 @@ class SampleReader:
         first = [fetch for fetch in made if not fetch.is_local]
         group.budget.first(first, group.fetcher.latency, group.fetcher.pace)
         most = limits.opening_take + (group.options.chunk if group.joins else limits.second_take)
-        locating.take(max(0, most - locating.taken))  # the rest of a small window is there
+        if not self._is_first_window:
+            locating.take(max(0, most - locating.taken))
         while first and not first[0].has_arrived and not self._add_located(wait=False):
             group.wait([first[0].answer, *locating.awaited()], None)
 
@@ -344,7 +338,7 @@ class SampleReader:
         if not self._position.begun:  # the first samples of another reader are in small requests
             self._position.begun = True
             self.planner = self.planner.without_exact()
-        if self.may_plan:
+        if self.may_plan and not self._is_first_window:
             self._locate(wait)
 
     @property
@@ -396,6 +390,12 @@ class SampleReader:
             self.planner = self.planner.add(located, self.locating.ended)
             wait = False
         return True
+
+    @property
+    def _is_first_window(self) -> bool:
+        """True while the first packs are consumed, if more samples are of a window that is not planned."""
+        is_first = self.locating.ended is not None and self._lane.consumed < self._opening
+        return is_first and self.ready.left > 0
 
     def _locate(self, wait: bool) -> None:
         """Locate references until the next generation is determined, and load the entries of later ones."""

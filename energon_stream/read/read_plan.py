@@ -155,8 +155,9 @@ class ReadySamples:
             return row
         return next(self._rows)
 
-    def peek(self) -> Row | LargeSample:
-        """Return the next sample, which stays. There must be one."""
-        if self._peeked is None:
+    def requests(self) -> list[int]:
+        """Return the numbers of the next sample's requests; none if it is read alone, or missing."""
+        if self._peeked is None and self.left:
             self._peeked = next(self._rows)
-        return self._peeked
+        row = self._peeked
+        return [] if row is None or isinstance(row, LargeSample) else [row[2], *(each for each, _ in row[4])]

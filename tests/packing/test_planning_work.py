@@ -130,6 +130,24 @@ def test_of_local_files_few_windows_are_planned_before_the_first_batch(tmp_path)
     assert load.packs <= 5 * 2_100  # one chapter, here the whole pass, whose packs are formed in several ways
 
 
+def test_over_a_store_one_rank_plans_one_chapter_before_its_first_batch(tmp_path):
+    """Planning the next one took longer than all that the batch needed."""
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "texts.jsonl").write_text('{"text": "a"}\n' * 50_000)
+    prepare_jsonl(str(tmp_path / "bucket" / "texts.jsonl"))
+    load, lengths = CountedLoad(), np.random.default_rng(0).integers(2, 15, 50_000)
+    options = {"num_streams": 64, "global_batch_size": 64, "window": 2, "read": ReadOptions(), "world": 64}
+    with S3Server(tmp_path) as server:
+        options["storage"] = server.storage_options
+        dataset = opened("s3://bucket/texts.jsonl", 1, cost=lengths, load=load, encoder=Sizes, **options)
+        load.packs = 0
+        runner = StreamRunner(dataset, [1])
+        assert runner.step() is not None
+        runner.close()
+    # A chapter has 32,768 samples of 8 tokens, in packs of at most 100.
+    assert load.packs <= 1.05 * (1 << 15) * 8 / 100
+
+
 @pytest.fixture
 def lines(tmp_path):
     """4,000 lines of 14 bytes in a store, opened for 16 streams."""
