@@ -256,7 +256,8 @@ def test_an_engine_finds_the_same(tmp_path, is_plain):
         if is_plain:
             captioning_dataset(tmp_path / "tars", shards=1, samples_per_shard=5)
             with tarfile.open(tmp_path / "tars/data-000000.tar") as tar:
-                tar.extractall(folder, filter="data")
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.3 has none
+                tar.extractall(folder)
         else:
             prepared_captioning_dataset(folder, shards=3, samples_per_shard=4)
         report = prepare_media(str(folder), MediaFilter("EXTENSION"), engine=engine)

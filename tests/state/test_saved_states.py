@@ -44,7 +44,8 @@ def earlier_folder(tmp_path_factory):
     """The datasets as the earlier version wrote and prepared them."""
     folder = tmp_path_factory.mktemp("earlier")
     with tarfile.open(SAVED / "4-datasets.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.3 has none
+        archive.extractall(folder)
     return folder
 
 
