@@ -189,7 +189,7 @@ def test_a_chain_of_restores_with_and_without_threads(folder, wanted):
 def test_parts_that_take_long_and_are_looked_at_are_decoded_ahead(folder, decoder, names, moved):
     for thread in threading.enumerate():
         if thread.name.startswith("energon_stream decode"):
-            thread.join()  # a loader that was closed decodes what it has begun
+            thread.join(5)  # a loader that was closed decodes what it has begun
     Recorded.noted.clear()
     found, *_ = run(opened(folder, decoder, names=names, decode_threads=2), 9)
     elsewhere = {name for name, thread in Recorded.noted if thread.startswith("energon_stream decode")}
