@@ -146,6 +146,8 @@ class JobPacks:
         self._costs, self._more, self._key = costs, more, key
         self._windows: OrderedDict[tuple[int, Cursor], PlannedWindow] = OrderedDict()
         self._kept = 0
+        # References from a place on, their costs, and the place after them, while a window is planned.
+        self._taken: dict[Cursor, tuple[Refs, Int64Array, Cursor]] = {}
         self.last: tuple[PlannedWindow, Float64Array] | None = None  # and its loads of ranks by step and cost
 
     def window(self, epoch: int, number: int, start: Cursor) -> PlannedWindow | None:
@@ -156,6 +158,7 @@ class JobPacks:
         found = self._windows.get(key)
         if found is None:
             self._windows[key] = found = self._plan(epoch, number, start)
+            self._taken.clear()
             self._kept += found.count
             while self._kept > _KEPT and len(self._windows) > _LEAST_KEPT:
                 self._kept -= self._windows.popitem(last=False)[1].count
@@ -245,9 +248,12 @@ class JobPacks:
         is_last = False
         while total <= packs * self.spec.capacity and not is_last:
             places.append(after)
-            refs, after = self.job.take(after, _TAKEN)
+            if after not in self._taken:
+                refs, then = self.job.take(after, _TAKEN)
+                self._taken[after] = refs, self.lengths(refs), then
+            refs, own, after = self._taken[after]
             taken.append(refs)
-            lengths.append(self.lengths(refs))
+            lengths.append(own)
             total += int(lengths[-1][:, 0].sum())
             is_last = len(refs) < _TAKEN or self.job.remaining(after) == 0
         return places, Refs.concatenate(taken), np.concatenate(lengths), is_last
