@@ -1,13 +1,17 @@
 """The house: the core in layers, wings beside it, and no import cycle."""
 
 import ast
+import dis
 import functools
 import re
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 import energon_stream
 
 ROOT = Path(energon_stream.__file__).parent
+EXTENDED, LOAD, IMPORT = (dis.opmap[name] for name in ("EXTENDED_ARG", "LOAD_CONST", "IMPORT_NAME"))
 BASE = {
     "agreement", "arguments", "arrays", "atomic_files", "conventions", "drawing", "edataclass", "errors", "fork", "imports",
     "limits", "living", "logs", "plugins", "printable", "progress", "quantities", "random_states", "rng", "samples", "selection", "threads", "tracing",
@@ -66,29 +70,38 @@ def imports(path):
 
 def read_imports(path):
     """Modules of the package that a file imports: inside functions too, and those of which a stub lists
-    names.
+    names. The compiled file says it, which mostly lies there already; parsing all files would take seconds.
     """
     stub = path.with_suffix(".pyi")
     if stub.exists():
         package = ".".join(path.relative_to(ROOT.parent).parent.parts)
         nodes = ast.parse(stub.read_text()).body
         yield from (f"{package}.{node.module}" for node in nodes if isinstance(node, ast.ImportFrom))
-    for node in statements(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        else:
+    for code in codes(SourceFileLoader(path.stem, str(path)).get_code(path.stem)):
+        if MODULES.keys().isdisjoint(code.co_names):
             continue
-        yield from (name for name in found if name in MODULES)
+        for module, names in imported(code):
+            yield from (name for name in (module, *(f"{module}.{each}" for each in names)) if name in MODULES)
 
 
-def statements(node):
-    """All statements below a node; expressions, nine nodes of ten, import nothing."""
-    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
-        for inner in getattr(node, field, ()):
-            yield inner
-            yield from statements(inner)
+def codes(code):
+    """A code object, and those of all functions and classes in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes(constant)
+
+
+def imported(code):
+    """Each module that a code object imports, and the names that it takes from it."""
+    extended, loaded = 0, None
+    for operation, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument |= extended << 8
+        extended = argument if operation == EXTENDED else 0
+        if operation == LOAD:
+            loaded = code.co_consts[argument]
+        elif operation == IMPORT:
+            yield code.co_names[argument], loaded or ()
 
 
 def refusal(module, found):

@@ -48,11 +48,15 @@ FORBIDDEN = {
 
 PARTS = [name.split(".") for name in FORBIDDEN if "." in name]
 BUILT_IN = re.compile(rf"(?<![.\w])({'|'.join(name for name in FORBIDDEN if '.' not in name)})\(|shell")
+CALLS = [
+    (head, re.compile(rf"\b{rest[-1]}\(|\bfrom {'.'.join([head, *rest[:-1]])} import"))
+    for head, *rest in PARTS
+]
 
 
 def may_call_one(source):
     """Whether a file has the words of a call, in one place or another: the others need no parsing."""
-    return BUILT_IN.search(source) or any(all(word in source for word in words) for words in PARTS)
+    return BUILT_IN.search(source) or any(head in source and call.search(source) for head, call in CALLS)
 
 
 def dotted(node):
