@@ -12,6 +12,8 @@ from energon_stream.testing.store_suite import StoreConformance
 
 
 class TestLocal(StoreConformance):
+    many = 105  # there are no pages
+
     @pytest.fixture
     def spec(self, tmp_path):
         return StoreSpec(str(tmp_path / "root"))
@@ -19,6 +21,7 @@ class TestLocal(StoreConformance):
 
 class TestMemory(StoreConformance):
     has_versions = False
+    many = 105  # there are no pages
 
     @pytest.fixture
     def spec(self):
