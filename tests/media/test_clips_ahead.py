@@ -34,7 +34,7 @@ from energon_stream.testing.operator_suite import assert_exact_resume, assert_re
 from energon_stream.testing.s3server import S3Server
 
 VIDEO = VideoFile(frames=150, size=(128, 72), group=25, noise=60, audio_codec="aac")
-PER_SHARD = 12 if is_nightly() else 6
+PER_SHARD, BATCH = (12, 4) if is_nightly() else (4, 2)
 MIX = """\
 __module__: megatron.energon
 __class__: MetadatasetV2
@@ -107,7 +107,7 @@ def dataset_of(server, clips, path="s3://bucket/mix.yaml", num_workers=0, tolera
         encoder.__default_failure_tolerance__ = tolerance
     return get_train_dataset(
         path,
-        batch_size=4,
+        batch_size=BATCH,
         shuffle_buffer_size=8,
         max_samples_per_sequence=None,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=num_workers),
@@ -115,6 +115,12 @@ def dataset_of(server, clips, path="s3://bucket/mix.yaml", num_workers=0, tolera
         repeat=False,
         storage_options=server and server.storage_options,
     )
+
+
+@pytest.fixture(scope="module")
+def expected(root):
+    """Batches of the local files, of which no clips are named."""
+    return list(get_savable_loader(dataset_of(None, None, str(root / "bucket" / "mix.yaml"))))
 
 
 def clip_gets(server):
@@ -150,8 +156,7 @@ def test_the_bytes_are_freed(server):
     assert shared_allowance().left == left
 
 
-def test_clips_beyond_the_allowance_are_read_when_they_are_decoded(server):
-    expected = list(get_savable_loader(dataset_of(server, None)))
+def test_clips_beyond_the_allowance_are_read_when_they_are_decoded(server, expected):
     taken = shared_allowance().left - 100_000
     assert shared_allowance().take(taken)
     try:
@@ -239,16 +244,13 @@ def test_states_pass_between_pipelines_with_and_without_names(server):
     assert [batch["__key__"] for batch in again] == rest != []
 
 
-def test_workers(server):
-    expected = [batch["__key__"] for batch in get_savable_loader(dataset_of(server, None))]
+def test_workers(server, expected):
     found = [batch["__key__"] for batch in get_savable_loader(dataset_of(server, named, num_workers=1))]
-    assert found == expected
+    assert found == [batch["__key__"] for batch in expected]
 
 
-def test_local_files_are_not_read_ahead(root):
-    path = str(root / "bucket" / "mix.yaml")
-    expected = list(get_savable_loader(dataset_of(None, None, path)))
-    found = list(get_savable_loader(dataset_of(None, named, path)))
+def test_local_files_are_not_read_ahead(root, expected):
+    found = list(get_savable_loader(dataset_of(None, named, str(root / "bucket" / "mix.yaml"))))
     for batch, other in zip(found, expected, strict=True):
         assert torch.equal(batch["clips"], other["clips"])
 
@@ -260,7 +262,7 @@ def test_errors_of_clips_are_the_samples_own(server, caplog):
         return {"videos": {"absent.mp4": Clips([(0.0, 0.1)])}}  # does no harm: the cooker opens others
 
     found = [key for batch in get_savable_loader(dataset_of(server, failing)) for key in batch["__key__"]]
-    assert len(found) == (21 if is_nightly() else 11)
+    assert len(found) == (21 if is_nightly() else 7)
     assert not any(key.endswith("3") for key in found)
     assert "no clip here" in caplog.text
     with pytest.raises(FatalSampleError, match="no clip here"):

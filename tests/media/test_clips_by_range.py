@@ -41,7 +41,7 @@ from energon_stream.testing.media_files import VideoFile
 from energon_stream.testing.operator_suite import NumbersDataset, assert_exact_resume
 from energon_stream.testing.s3server import S3Server
 
-BIG = {"frames": 300, "size": (128, 72), "group": 50, "noise": 60, "audio_codec": "aac"}
+BIG = {"frames": 300, "size": (96, 54), "group": 50, "noise": 60, "audio_codec": "aac"}
 SOUND = {"frames": 0, "audio_seconds": 30.0}
 FILES = {
     "a.mp4": VideoFile(**BIG),
@@ -299,7 +299,7 @@ def test_clips_resume_exactly_also_in_packs(folder):
             .sum()
         )
 
-    assert_exact_resume(lambda: MapDataset(NumbersDataset(24), clip), steps=8, tail=4)
+    assert_exact_resume(lambda: MapDataset(NumbersDataset(24), clip), steps=5, tail=2)
 
     def packed():
         return PackingDataset(
@@ -309,7 +309,7 @@ def test_clips_resume_exactly_also_in_packs(folder):
             final_packer=lambda numbers: torch.stack([clip(number) for number in numbers]),
         )
 
-    assert_exact_resume(packed, steps=6, tail=3)
+    assert_exact_resume(packed, steps=4, tail=2)
 
 
 def cooked(server, cook, steps=2, **options):

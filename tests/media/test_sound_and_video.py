@@ -67,12 +67,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def names(folder):
-    return write_corpus(folder, 1 if is_nightly() else 5)
+    return write_corpus(folder, 1 if is_nightly() else 10)
 
 
 def most(count):
     """Comparisons at least, of so many with all files."""
-    return count if is_nightly() else count // 7
+    return count if is_nightly() else count // 14
 
 
 @functools.lru_cache(None)
@@ -409,15 +409,13 @@ class TakeAll(DefaultTaskEncoder):
 
 
 @pytest.mark.parametrize(
-    ("options", "changes"), [("-ac 1", "from 2 to 1 channels"), ("-ar 22050", "to 22,050 samples/s")]
+    ("options", "changes"),
+    [("-ar 44100 -ac 1", "from 2 to 1 channels"), ("-ar 22050", "to 22,050 samples/s")],
 )
 def test_sound_that_changes_is_an_error(folder, options, changes):
-    first, second = (
-        ffmpeg(
-            "-i", "source.wav", "-ar", "44100", *words.split(), "-c:a", "aac", "-f", "adts", "-", cwd=folder
-        )
-        for words in ("", options)
-    )
+    aac = ["-c:a", "aac", "-f", "adts"]
+    ffmpeg("-i", "source.wav", "-ar", "44100", *aac, "first", *options.split(), *aac, "second", cwd=folder)
+    first, second = ((folder / name).read_bytes() for name in ("first", "second"))
     joined = AVDecoder(io.BytesIO(first + second))
     with pytest.raises(DecodeError, match=changes):
         joined.get_audio()
