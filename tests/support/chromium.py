@@ -94,11 +94,30 @@ class Tab:
         )
 
 
+class Browser:
+    """A running chromium. Start it with :func:`start_browser`."""
+
+    def __init__(self, session, port):
+        self._session, self._address = session, f"http://127.0.0.1:{port}/json"
+
+    @asynccontextmanager
+    async def open_tab(self):
+        """Open a page; it is closed with the block."""
+        async with self._session.put(f"{self._address}/new?about:blank") as answer:
+            page = await answer.json()
+        async with self._session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            yield Tab(socket)
+        async with self._session.get(f"{self._address}/close/{page['id']}") as answer:
+            await answer.read()
+
+
 @asynccontextmanager
-async def open_tab(*options):
+async def start_browser(*options):
     """Start a chromium with a profile of its own; it ends with the block."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [CHROMIUM, "--headless", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
+        command += ["--disable-extensions", "--disable-sync", "--disable-background-networking"]
+        command += ["--disable-component-update", "--disable-default-apps", "--mute-audio"]
         command += [f"--user-data-dir={profile}", "--remote-debugging-port=0", *options]
         command += ["--no-sandbox"] if os.geteuid() == 0 else []
         browser = subprocess.Popen(
@@ -112,17 +131,16 @@ async def open_tab(*options):
             while not (port_file.exists() and port_file.read_text().count("\n")):
                 assert browser.poll() is None, "chromium ended"
                 await asyncio.sleep(0.05)
-            port = port_file.read_text().split()[0]
             async with aiohttp.ClientSession() as session:
-                while True:
-                    async with session.get(f"http://127.0.0.1:{port}/json") as answer:
-                        pages = [page for page in await answer.json() if page["type"] == "page"]
-                    if pages:
-                        break
-                    await asyncio.sleep(0.05)
-                async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                    yield Tab(socket)
+                yield Browser(session, port_file.read_text().split()[0])
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(browser.pid, signal.SIGKILL)
             browser.wait()
+
+
+@asynccontextmanager
+async def open_tab(*options):
+    """Start a chromium, and open a page; both end with the block."""
+    async with start_browser(*options) as browser, browser.open_tab() as tab:
+        yield tab

@@ -43,9 +43,9 @@ class Client:
         return json.loads(body)
 
 
-def image_bytes(size=(40, 30), form="PNG"):
+def image_bytes(size=(40, 30), form="PNG", mode="RGB"):
     buffer = io.BytesIO()
-    Image.new("RGB", size, (200, 30, 30)).save(buffer, form)
+    Image.new(mode, size, (200, 30, 30) if mode == "RGB" else 1).save(buffer, form)
     return buffer.getvalue()
 
 

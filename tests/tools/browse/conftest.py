@@ -49,6 +49,6 @@ def hostile(tmp_path_factory):
         }
         for key in HOSTILE_KEYS
     }
-    samples["bomb"] = {"png": image_bytes((9000, 9000))}
+    samples["bomb"] = {"png": image_bytes((9000, 9000), mode="1")}
     samples["broken"] = {"jpg": b"no image", "eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}
     return write_dataset(tmp_path_factory.mktemp("browse") / "hostile", [samples])

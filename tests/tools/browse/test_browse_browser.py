@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import pytest
 from browse_client import HACK, HOSTILE_KEYS, image_bytes, write_dataset
-from chromium import CHROMIUM, open_tab
+from chromium import CHROMIUM, start_browser
 
 from energon_stream import DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset
 from energon_stream.testing.media_files import VideoFile
@@ -20,18 +20,27 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; 
 
 
 @pytest.fixture(scope="module")
-def dom():
-    """Return the text of the page when its scripts have run and its data has come."""
+def browser():
+    """One for all tests, and what runs its coroutines."""
     with asyncio.Runner() as runner:
-        opening = open_tab("--autoplay-policy=no-user-gesture-required")
-        tab = runner.run(opening.__aenter__())
+        starting = start_browser("--autoplay-policy=no-user-gesture-required")
+        yield runner, runner.run(starting.__aenter__())
+        runner.run(starting.__aexit__(None, None, None))
 
-        def read(served, **state):
-            url = f"{served.url}#{urlencode(state)}" if state else served.url
-            return runner.run(tab.text(url))
 
-        yield read
-        runner.run(opening.__aexit__(None, None, None))
+@pytest.fixture(scope="module")
+def dom(browser):
+    """Return the text of the page when its scripts have run and its data has come."""
+    runner, started = browser
+    opening = started.open_tab()
+    tab = runner.run(opening.__aenter__())
+
+    def read(served, **state):
+        url = f"{served.url}#{urlencode(state)}" if state else served.url
+        return runner.run(tab.text(url))
+
+    yield read
+    runner.run(opening.__aexit__(None, None, None))
 
 
 def titles(text):
@@ -75,23 +84,28 @@ READY = (
 )
 
 
-def asked(path, run, look):
-    """Run ``look(tab, url)`` in a browser on a served dataset."""
+@pytest.fixture
+def asked(browser):
+    """Runs ``look(tab, url)`` in a page of its own on a served dataset."""
+    runner, started = browser
 
-    async def shown():
-        with serving(str(path), run=run) as served:
-            async with open_tab() as tab:
-                await tab.show(served.url, ready=READY)
-                await look(tab, served.url)
+    def ask(path, run, look):
+        async def shown():
+            with serving(str(path), run=run) as served:
+                async with started.open_tab() as tab:
+                    await tab.show(served.url, ready=READY)
+                    await look(tab, served.url)
 
-    asyncio.run(shown())
+        runner.run(shown())
+
+    return ask
 
 
 def is_open(number):
     return f"document.querySelector('#about').textContent.startsWith('sample {number} ')"
 
 
-def test_arrows_lead_through_samples_and_pages(captions):
+def test_arrows_lead_through_samples_and_pages(asked, captions):
     async def look(tab, url):
         shown = "document.querySelector('#place').textContent"
         await tab.show(f"{url}#first=40&open=0.40", ready=f"{READY} && {is_open(40)}")
@@ -116,7 +130,7 @@ def test_arrows_lead_through_samples_and_pages(captions):
 
 
 @pytest.mark.slow  # test_browse_http.py asks for the same without a browser
-def test_a_page_names_sizes_the_ends_of_keys_and_other_searches(tmp_path):
+def test_a_page_names_sizes_the_ends_of_keys_and_other_searches(asked, tmp_path):
     key = "crawl/" + "x" * 60 + "/0000042"
     write_dataset(tmp_path / "data", [{key: {"txt": b"a red dog"}, "b": {"txt": b"cat", "bin": b"0" * 2000}}])
 
@@ -149,7 +163,7 @@ def test_a_page_names_sizes_the_ends_of_keys_and_other_searches(tmp_path):
 
 
 @pytest.mark.slow  # test_browse_http.py asks for the same without a browser
-def test_steps_keep_their_options(captions):
+def test_steps_keep_their_options(asked, captions):
     given = {"shuffle_buffer_size": 20, "max_samples_per_sequence": 4}
 
     async def look(tab, url):
@@ -178,7 +192,7 @@ def test_steps_keep_their_options(captions):
 
 
 @pytest.mark.slow
-def test_paging_through_many_samples_takes_bounded_memory(tmp_path):
+def test_paging_through_many_samples_takes_bounded_memory(asked, tmp_path):
     image = image_bytes((64, 64))
     write_dataset(
         tmp_path / "data",
