@@ -19,6 +19,8 @@ from energon_stream.testing.datasets import TEXT_YAML, write_shards
 
 LIMITS = Limits(part_bytes=1 << 20, image_pixels=1 << 20)
 DECODER = SampleDecoder(limits=LIMITS)
+LARGE = 40 << 20
+"""Bytes of a bomb."""
 ROOM = 24 << 20
 """Bytes that Python may allocate while it refuses a part: one piece of zlib and what it is joined to."""
 
@@ -34,9 +36,9 @@ def npy(array):
 
 
 def lying_zip():
-    """An archive whose directory claims 10 bytes for a member of 64 MiB."""
-    data = saved(lambda stream, value: zip_of(stream, {"a.npy": value}), bytes(64 << 20))
-    size = (64 << 20).to_bytes(4, "little")
+    """An archive whose directory claims 10 bytes for a member of 40 MiB."""
+    data = saved(lambda stream, value: zip_of(stream, {"a.npy": value}), bytes(LARGE))
+    size = LARGE.to_bytes(4, "little")
     assert data.count(size) == 2
     return data.replace(size, (10).to_bytes(4, "little"))
 
@@ -44,7 +46,7 @@ def lying_zip():
 def zip_of(stream, members, method=zipfile.ZIP_DEFLATED):
     with zipfile.ZipFile(stream, "w", method) as archive:
         for name, content in members.items():
-            archive.writestr(name, content)
+            archive.writestr(name, content, compresslevel=1)
 
 
 def png(size):
@@ -55,17 +57,17 @@ def png(size):
 
 # Made when a test needs one: processes that run other tests need not spend a second on them.
 BOMBS = {
-    "txt.gz": lambda: gzip.compress(bytes(64 << 20)),
-    "two members.txt.gz": lambda: gzip.compress(bytes(900 << 10)) + gzip.compress(bytes(64 << 20)),
-    "nested.txt.gz.gz": lambda: gzip.compress(gzip.compress(bytes(64 << 20))),
-    "npz": lambda: saved(np.savez_compressed, np.zeros(8 << 20)),
-    "npz.gz": lambda: gzip.compress(saved(np.savez_compressed, np.zeros(8 << 20))),
+    "txt.gz": lambda: gzip.compress(bytes(LARGE), 1),
+    "two members.txt.gz": lambda: gzip.compress(bytes(900 << 10)) + gzip.compress(bytes(LARGE), 1),
+    "nested.txt.gz.gz": lambda: gzip.compress(gzip.compress(bytes(LARGE), 1), 1),
+    "npz": lambda: saved(np.savez_compressed, np.zeros(LARGE // 8)),
+    "npz.gz": lambda: gzip.compress(saved(np.savez_compressed, np.zeros(LARGE // 8))),
     "png": lambda: png(5000),
     "beyond pillow's own.png": lambda: png(13_500),
     "a view.pth": lambda: saved(
         lambda stream, value: torch.save(value, stream), torch.zeros(1).expand(10**10)
     ),
-    "deflated.pth": lambda: saved(zip_of, {"archive/data.pkl": b"", "archive/data/0": bytes(64 << 20)}),
+    "deflated.pth": lambda: saved(zip_of, {"archive/data.pkl": b"", "archive/data/0": bytes(LARGE)}),
 }
 
 
