@@ -172,7 +172,7 @@ def test_a_command_runs_beside_the_store_and_has_its_status(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     body = "boto3.client('s3').get_object(Bucket='data', Key='mine.txt')['Body'].read()"
     program = f"import boto3, sys; sys.exit(len({body}))"
-    command = ("demo-data", str(tmp_path), "--serve", "--", sys.executable, "-c", program)
+    command = ("demo-data", str(tmp_path), "--serve", "--", children.launcher(), "-c", program)
     with children.start("-m", "energon_stream", *command) as child:
         assert child.wait(60) == len("mine")
     assert os.listdir(tmp_path) == ["mine.txt"]  # a folder with files gets none

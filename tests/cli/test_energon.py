@@ -1,10 +1,10 @@
 """The ``energon`` command: its subcommands, its conventions, and that Megatron-Energon's own goes first."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import children
 import pytest
 from click.testing import CliRunner
 
@@ -113,10 +113,7 @@ def test_megatron_energons_own_command_goes_first(tmp_path, installed):
     if installed:
         (about / "entry_points.txt").write_text("[console_scripts]\nenergon = theirs:main\n")
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, "-V"],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = children.run("-c", RUN, "-V", env={**os.environ, "PYTHONPATH": path})
     expected = (3, "theirs\n") if installed else (0, run("-V").output)
     assert (done.returncode, done.stdout) == expected, done.stderr
 

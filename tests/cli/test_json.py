@@ -4,8 +4,8 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
+import children
 import click
 import pytest
 from click.testing import CliRunner
@@ -155,7 +155,5 @@ def test_commands_and_options_complete(line, word, expected):
         "COMP_CWORD": str(len(line.split(" ")) - 1),
     }
     program = "import sys; sys.argv[0] = 'energon-stream'; from energon_stream.cli import run; run()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
+    done = children.run("-c", program, env=environment, check=True)
     assert {line.partition(",")[2] for line in done.stdout.splitlines()} == expected

@@ -1,9 +1,9 @@
 """A new sample type: the steps in CONTRIBUTING.md are all that it takes."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+import children
 
 import energon_stream
 from energon_stream.config.sample_types import DATASET_CLASSES, SAMPLE_TYPES
@@ -19,6 +19,9 @@ class PoemSample(Sample):
     poem: str
 '''
 PROGRAM = """
+import sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "energon_stream"]:
+    del sys.modules[name]
 import energon_stream.integrations.megatron as megatron
 megatron.install_alias()
 from energon_stream.cli.dataset_yaml_wizard import find_sample_type
@@ -34,6 +37,7 @@ for document in (typed, {**own, "__class__": "PoemWebdataset", **fields}):
 assert energon.PoemSample is energon.flavors.PoemSample is PoemSample
 assert energon.PoemWebdataset.__sample_type__ is PoemSample
 assert find_sample_type("PoemWebdataset") == "PoemSample"
+print(*sys.modules["energon_stream"].__path__)
 """
 
 
@@ -53,7 +57,8 @@ def test_a_new_type_takes_a_class_and_its_name_in_two_lists(tmp_path):
         (copy / path).write_text(text.replace(before, after))
     with (copy / "samples/types.py").open("a") as file:
         file.write(CLASS)
-    subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, check=True)
+    done = children.run("-c", PROGRAM, cwd=tmp_path, check=True)
+    assert done.stdout == f"{copy}\n"
 
 
 def test_tables_follow_from_the_types():

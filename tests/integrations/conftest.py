@@ -22,6 +22,18 @@ def alias():
     uninstall_alias()
 
 
+@pytest.fixture(scope="module")
+def _alias_ends():
+    yield
+    uninstall_alias()
+
+
+@pytest.fixture
+def lasting_alias(_alias_ends):
+    """``megatron.energon``, which stays for further tests of a module: a fresh one costs 20 ms."""
+    install_alias()
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """Prepared datasets ``coco`` and ``coyo`` (50 of each, in 10 shards, split 8,1,1), and a mixture of

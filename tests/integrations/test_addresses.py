@@ -42,7 +42,7 @@ OFFERED = [
 ]
 PYTHON = Path(__file__).resolve().parents[2] / ".venv-energon" / "bin" / "python"
 
-pytestmark = pytest.mark.usefixtures("alias")
+pytestmark = pytest.mark.usefixtures("lasting_alias")
 
 
 def full(address):
@@ -218,13 +218,12 @@ def test_few_names_are_missing():
     assert len(missing) <= 81, sorted(missing)
 
 
-def test_submodules_are_attributes_without_an_import():
+def test_submodules_are_attributes_without_an_import(run):
     program = (
         "import megatron.energon as e; print(e.flavors.webdataset.itar.ITAR_SUFFIX, e.edataclass.__name__)"
     )
     setup = "from energon_stream.integrations.megatron import install_alias; install_alias();"
-    done = subprocess.run([sys.executable, "-c", setup + program], capture_output=True, text=True, check=True)
-    assert done.stdout == ".tar.idx edataclass\n"
+    assert run("-c", setup + program) == ".tar.idx edataclass\n"
 
 
 def test_importing_the_root_imports_nothing_heavy():

@@ -67,7 +67,7 @@ def address_of(name):
 
 
 @pytest.mark.parametrize("address", CLIENTS)
-def test_addresses_have_the_names_that_clients_import(alias, address):
+def test_addresses_have_the_names_that_clients_import(lasting_alias, address):
     module = importlib.import_module(address_of(address))
     for name in CLIENTS[address].split():
         found = getattr(module, name)
@@ -76,7 +76,7 @@ def test_addresses_have_the_names_that_clients_import(alias, address):
 
 
 @pytest.mark.parametrize("address", [name for name in NAMES if missing_reason(name) is None])
-def test_all_that_is_offered_is_there_and_one_object_wherever(alias, address):
+def test_all_that_is_offered_is_there_and_one_object_wherever(lasting_alias, address):
     module = importlib.import_module(address_of(address))
     assert module.__name__ == address_of(address)
     for name in module.__all__:

@@ -25,6 +25,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
+from repetitions import is_nightly
 
 from energon_stream import (
     Batch,
@@ -125,7 +126,7 @@ def test_joins_know_missing_partners_and_any_number_of_excludes(tmp_path):
     )
     script = "import sys; from energon_stream import prepare_metadataset; prepare_metadataset(sys.argv[1])"
     command = [sys.executable, "-c", script, str(path)]
-    for seed in ("1", "2"):
+    for seed in ("1", "2") if is_nightly() else ("1",):  # and that of this process, which is any other
         subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": seed})
     samples = list(train(path, batch_size=None, repeat=False))
     assert len(list((tmp_path / "joined.yaml.cache").iterdir())) == 1

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import islice
 
+import children
 import pytest
 from browse_client import Client
 from click.testing import CliRunner
@@ -33,7 +34,7 @@ def test_it_prints_where_and_ends_at_a_signal(captions, tmp_path, number, record
         with get_savable_loader(dataset, run=tmp_path / "run") as loader:
             keys = [batch.__key__ for batch in islice(loader, 3)][2]
         options = ["--run", str(tmp_path / "run")]
-    command = [sys.executable, "-c", RUN, "browse", *options, "--json", "--step", "2"]
+    command = [children.launcher(), "-c", RUN, "browse", *options, "--json", "--step", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         found = json.loads(process.stdout.readline())
         assert found["url"] == f"http://127.0.0.1:{found['port']}/{found['token']}/"
