@@ -78,7 +78,7 @@ def write_demo_data(folder: str | os.PathLike[str], like: Collection[str] = ()) 
 
     Example:
         >>> from energon_stream.testing.demo_data import write_demo_data
-        >>> [data.what for data in write_demo_data("new") if data.path.endswith("texts")]
+        >>> [data.what for data in write_demo_data(".") if data.path.endswith("texts")]
         ['64 texts in 8 tars, prepared as TextSample']
     """
     if unknown := set(like) - set(PUBLIC):

@@ -67,6 +67,8 @@ class VideoFile:
             audio = self.audio_codec and container.add_stream(self.audio_codec, rate=self.audio_rate)
             if audio:
                 audio.layout = "stereo" if self.audio_channels == 2 else "mono"
+                if self.audio_codec == "aac":
+                    audio.options = {"aac_coder": "fast"}
             packets = [*self._video_packets(video)] if video else []
             packets += self._audio_packets(audio) if audio else []
             for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):

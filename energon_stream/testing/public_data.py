@@ -119,13 +119,15 @@ def _obelics(path: Path) -> None:
 
 
 def _finevideo(path: Path) -> None:
-    videos, about = [], []
-    for number in range(6):
+    videos, about, made = [], [], []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for frames in (75, 100):
         file = path.with_suffix(".mp4")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        VideoFile(frames=75 + 25 * (number % 2), audio_codec="aac").write(file)
-        videos.append(file.read_bytes())
+        VideoFile(frames=frames, audio_codec="aac").write(file)
+        made.append(file.read_bytes())
         file.unlink()
+    for number in range(6):
+        videos.append(made[number % 2])
         scene = {"start_timestamp": "00:00:00.000", "end_timestamp": f"00:00:0{1 + number % 2}.500"}
         scenes = [{"sceneId": 1, "timestamps": scene, "title": f"scene of {number}"}]
         pairs = [{"question": "What happens?", "answer": f"number {number} moves"}]

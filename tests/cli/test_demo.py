@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -28,10 +29,9 @@ def demo_data(*arguments: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("demo") / "data"
-    demo_data(path)
-    return path
+def folder(example_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what the command wrote for the examples of pages."""
+    return Path(shutil.copytree(example_data, tmp_path_factory.mktemp("demo") / "data"))
 
 
 def test_other_programs_read_each(folder):
@@ -77,12 +77,13 @@ def test_it_is_the_same_everywhere_and_stays_as_it_is(folder, tmp_path):
     assert (tmp_path / "data/mix.yaml").read_bytes() == (folder / "mix.yaml").read_bytes()
 
 
-def test_what_needs_a_missing_or_broken_package_is_left_out_and_named(tmp_path, monkeypatch):
+def test_what_needs_a_missing_or_broken_package_is_left_out_and_named(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     broken = tmp_path / "streaming.py"  # which imports torchvision, beside another PyTorch than torchvision's
     broken.write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "streaming", raising=False)
+    shutil.copytree(folder / "videos", tmp_path / "data" / "videos")  # what is there is not written
     datasets = json.loads(demo_data(tmp_path / "data", "--json"))["datasets"]
     missing = {Path(data["path"]).name: data["missing"] for data in datasets if data["missing"]}
     assert missing["photos.parquet"] == "run `pip install 'energon-stream[parquet]'`"
