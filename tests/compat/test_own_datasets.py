@@ -12,6 +12,7 @@ from saved_runs import differing_saves
 from energon_stream import (
     BatchDataset,
     DefaultTaskEncoder,
+    ReadOptions,
     SavableDataset,
     WorkerConfig,
     get_loader,
@@ -145,14 +146,15 @@ KINDS = [SortedPool, PackedPool, Numbered, Some]
 def build(texts, kind, workers=0, *, rank=0, world_size=1, streams=2):
     config = WorkerConfig(rank, world_size, workers, num_streams=streams)
     options = {"batch_size": None, "shuffle_buffer_size": 10, "max_samples_per_sequence": None}
+    options["read_options"] = ReadOptions(max_ahead=64)  # 27 samples would be planned for hundreds of passes
     dataset = get_train_dataset(texts, worker_config=config, task_encoder=Encoder(), **options)
     return BatchDataset(kind(dataset, worker_config=config), 3, list)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("saves", [4, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("saves", [3, pytest.param(200, marks=pytest.mark.slow)])
 def test_random_saves_go_on_with_the_same_samples(texts, kind, saves):
-    assert differing_saves(lambda: build(texts, kind), saves, max(60, saves + 10)) == 0
+    assert differing_saves(lambda: build(texts, kind), saves, max(40, saves + 10)) == 0
 
 
 @pytest.mark.every(2)
@@ -160,7 +162,7 @@ def test_random_saves_go_on_with_the_same_samples(texts, kind, saves):
 def test_in_workers(texts, kind):
     with get_loader(build(texts, kind)) as plain, get_loader(build(texts, kind, 2)) as forked:
         assert list(zip(range(20), plain, strict=False)) == list(zip(range(20), forked, strict=False))
-    assert differing_saves(lambda: build(texts, kind, 2), 2, 30) == 0
+    assert differing_saves(lambda: build(texts, kind, 2), 1, 20) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
