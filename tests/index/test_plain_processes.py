@@ -17,7 +17,7 @@ from energon_stream.storage import StoreSpec
 from energon_stream.testing.datasets import binary_dataset
 from energon_stream.testing.s3server import Rule
 
-SHARDS, SAMPLES = 12, 120
+SHARDS, SAMPLES = 6, 60
 fork = multiprocessing.get_context("fork")
 
 
@@ -124,14 +124,14 @@ def test_where_nothing_can_be_locked_everybody_builds(s3_server, spec, monkeypat
 
 
 def test_what_was_indexed_before_a_failure_is_not_walked_again(s3_server, spec, tmp_path):
-    good = (tmp_path / "data" / "data-000007.tar").read_bytes()
-    s3_server.add_rule(Rule("delay", "*data-000007.tar", method="GET", seconds=1.0, times=1))
-    s3_server.replace("s3://bucket/data/data-000007.tar", b"x" * 1024)
-    with pytest.raises(CorruptTarError, match="data-000007"):
+    good = (tmp_path / "data" / "data-000003.tar").read_bytes()
+    s3_server.add_rule(Rule("delay", "*data-000003.tar", method="GET", seconds=1.0, times=1))
+    s3_server.replace("s3://bucket/data/data-000003.tar", b"x" * 1024)
+    with pytest.raises(CorruptTarError, match="data-000003"):
         open_all(spec)
     indexed = len(list((tmp_path / "cache").rglob("*.idx")))
     assert indexed
-    s3_server.replace("s3://bucket/data/data-000007.tar", good)
+    s3_server.replace("s3://bucket/data/data-000003.tar", good)
     s3_server.reset_counters()
     assert open_all(spec).num_samples == SAMPLES
     assert len({key for key, _ in ranges(s3_server)}) == SHARDS - indexed
