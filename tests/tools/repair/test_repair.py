@@ -17,9 +17,10 @@ import odd_datasets as odd
 import pytest
 from click.testing import CliRunner
 from hooked_store import hooked
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image, ImageSequence
+from repetitions import examples, is_nightly
 
 from energon_stream import (
     Cooker,
@@ -185,7 +186,7 @@ with tarfile.open(fileobj=io.BytesIO(odd.body(odd.members(NUMBERED)) + odd.END))
 ENDS = [max(m.offset_data + m.size for m in MEMBERS if m.name[:4] == key) for key in NUMBERED]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(100)
 @given(cut=st.integers(ENDS[1], ENDS[-1] + 200), is_followed=st.booleans(), is_packed=st.booleans())
 def test_a_tar_that_is_cut_anywhere_keeps_what_is_before(tmp_path_factory, cut, is_followed, is_packed):
     # Between two members that follow each other nobody can see that others were lost.
@@ -238,6 +239,8 @@ def test_one_wrong_bit_in_a_header_costs_one_sample(tmp_path, form):
     data = odd.body(odd.members(samples), format=form) + odd.END
     chances = random.Random(3)
     for number, (offset, length, name) in enumerate(header_places(data)):
+        if number % 2 and not is_nightly():
+            continue
         for place in {0, 124, 150, 156, 257, length - 512}:  # in both headers of a long name
             damaged = bytearray(data)
             damaged[offset + place] ^= 1 << chances.randrange(7)
