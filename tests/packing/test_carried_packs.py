@@ -253,9 +253,9 @@ def test_a_sample_that_waits_twice_in_parts_is_restored_twice(mixture, tmp_path)
         write(tmp_path / name, [31 + 3 * number for number in range(12)], shard=4)
     path = tmp_path / "mix.yaml"
     path.write_text(mixture.read_text().replace(", share: 0.7", ""))
-    expected = go_on(path, 16, Short, None, 1, 0, 0, 180)[0]
+    expected = go_on(path, 16, Short, None, 1, 0, 0, 120)[0]
     found, states = [], None
-    for _ in range(6):
+    for _ in range(4):
         batches, states = go_on(path, 16, Short, states, 1, 0, len(found), 30)
         found += batches
     assert found == expected
@@ -339,27 +339,27 @@ def test_groups_have_packs_of_their_own_blended_by_their_weights(mixture):
     dataset = get_train_dataset(
         mixture, batch_size=None, packing_buffer_size=BUFFER, task_encoder=Apart(), **options
     )
-    packs = [read(pack) for pack in itertools.islice(dataset, 600)]
+    packs = [read(pack) for pack in itertools.islice(dataset, 240)]
     by_leaf = {
         leaf: [p for p in packs if {int(key[-5:]) // 1000 for key, *_ in p} == {leaf}] for leaf in (0, 1)
     }
-    assert sum(map(len, by_leaf.values())) == 600  # no pack is mixed
-    assert abs(len(by_leaf[0]) - 400) < 5 * (600 * 2 / 9) ** 0.5
+    assert sum(map(len, by_leaf.values())) == 240  # no pack is mixed
+    assert abs(len(by_leaf[0]) - 160) < 5 * (240 * 2 / 9) ** 0.5
     unpacked = get_train_dataset(mixture, batch_size=None, task_encoder=Unpacked(), **options)
-    samples = list(itertools.islice(unpacked, 2500))
+    samples = list(itertools.islice(unpacked, 1000))
     a, b = (iter([s for s in samples if int(s.__key__[-5:]) // 1000 == leaf]) for leaf in (0, 1))
     waiting, expected = [], []
-    while len(expected) < 300:
+    while len(expected) < 120:
         made = Encoder().select_samples_to_pack([*waiting, *itertools.islice(a, BUFFER - len(waiting))])
         expected += map(pack_of, made.packs)
         waiting = list(made.pushback)
-    assert by_leaf[0][:300] == expected
+    assert by_leaf[0][:120] == expected
     waiting, expected = [], []
-    while len(expected) < 100:
+    while len(expected) < 40:
         made = Encoder().select_next_pack(itertools.chain(waiting, b))
         expected += map(pack_of, made.packs)
         waiting = list(made.pushback)
-    assert by_leaf[1][:100] == expected
+    assert by_leaf[1][:40] == expected
 
 
 @pytest.mark.parametrize(

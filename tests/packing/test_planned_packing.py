@@ -25,7 +25,7 @@ def test_global_steps_are_the_same_on_any_ranks(folder, workers):
     count = 48
     expected = taken(opened(folder), count)
     is_short = workers and not is_nightly()  # one rank of two has workers by day
-    for world in (2,) if is_short else (1, 2, 4):
+    for world in (2,) if is_short else (1, 2, 4) if is_nightly() else (2, 4):
         if workers and STREAMS // world < workers:
             continue
         for rank in (1,) if is_short else range(world):
@@ -49,18 +49,19 @@ def test_a_dataset_without_repetition_knows_its_packs(folder):
 
 def test_resume_is_exact_at_random_places(folder):
     dataset = opened(folder)
-    values, states = with_states(dataset, 160)
+    values, states = with_states(dataset, 160 if is_nightly() else 90)
+    carried = []  # places between the parts of a sample
+    for at in range(len(values) - 10):
+        seen = {key for pack in values[: at + 1] for key, _, _ in pack}
+        if any(start and key in seen for pack in values[at + 1 : at + 5] for key, start, _ in pack):
+            carried.append(at)
     draw = random.Random(1)
-    in_carried = 0
-    for _ in range(40 if is_nightly() else 16):
-        at = draw.randrange(150)
+    drawn = draw.sample(range(len(values) - 10), 40 if is_nightly() else 5)
+    for at in [*drawn, *draw.sample(carried, 3)]:
         saved, rotation = states[at]
         resumed = StreamRunner(dataset, range(STREAMS), saved, rotation.copy())
         assert [resumed.step().value[0] for _ in range(8)] == values[at + 1 : at + 9]
         resumed.close()
-        seen = {key for pack in values[: at + 1] for key, _, _ in pack}
-        in_carried += any(start and key in seen for pack in values[at + 1 : at + 5] for key, start, _ in pack)
-    assert in_carried  # also between the parts of a sample
 
 
 def test_samples_that_a_hook_drops_leave_the_other_packs_as_they_are(folder):
