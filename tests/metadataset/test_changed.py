@@ -39,6 +39,12 @@ from energon_stream.state import ChangeReport, dumps, loads, with_digest
 PER_SHARD = {"a": 7, "b": 5, "c": 4}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def written(tmp_path_factory):
+    """The sources that were written already, by name and number of shards."""
+    grow.written = tmp_path_factory.mktemp("written")
+
+
 @pytest.fixture
 def folder(tmp_path):
     for name in PER_SHARD:
@@ -49,7 +55,10 @@ def folder(tmp_path):
 def grow(folder, name, shards):
     """Write the source again with so many shards; those that were there are the same again."""
     shutil.rmtree(folder / name, ignore_errors=True)
-    return text_dataset(folder / name, name, per_shard=PER_SHARD[name], shards=shards, split_ratio=(1, 0, 0))
+    source = grow.written / f"{name}{shards}"
+    if not source.exists():
+        text_dataset(source, name, per_shard=PER_SHARD[name], shards=shards, split_ratio=(1, 0, 0))
+    shutil.copytree(source, folder / name)
 
 
 class Texts(DefaultTaskEncoder):
@@ -149,17 +158,19 @@ def test_streams_end_their_passes_and_deal_all_samples_of_now(tmp_path_factory, 
     folder = tmp_path_factory.mktemp("grown")
     streams = data.draw(st.integers(1, 4))
     config = WorkerConfig(0, 1, 0, num_streams=streams)
-    before = {name: data.draw(st.integers(2, 5)) for name in PER_SHARD}
+    before = {name: data.draw(st.integers(2, 5 if is_nightly() else 3)) for name in PER_SHARD}
     for name, shards in before.items():
         grow(folder, name, shards)
     mixture = mix(folder, a=2, b=1, c=3)
     count = data.draw(st.integers(streams, 50))
     given, state = after(open_loader(mixture, config, batch_size=EACH), count)
-    now = {name: shards + data.draw(st.integers(0, 3)) for name, shards in before.items()}
+    now = {
+        name: shards + data.draw(st.integers(0, 3 if is_nightly() else 2)) for name, shards in before.items()
+    }
     for name, shards in now.items():
         grow(folder, name, shards)
     loader = open_loader(mixture, config, batch_size=EACH)
-    found = resumed(loader, state, 400 if is_nightly() else 334)
+    found = resumed(loader, state, 400 if is_nightly() else 220)
     assert (loader.restore_report is None) == (now == before)
     source = source_of(loader.dataset)
     old_plan = source.plan_of(in_place([*before.values()]))
@@ -308,13 +319,13 @@ def test_all_at_once_then_saved_dealt_to_other_ranks_and_changed_again(folder):
 
     _, states, union, _ = go_on(2, None, 9)
     grow(folder, "a", 8)
-    shares_of = [("a", 1), ("b", 2), ("c", 3)]
+    shares_of = [("a", 1), ("b", 1), ("c", 1)]
     write(mixture, v2({"blend": [{"path": name, "weight": weight} for name, weight in shares_of]}))
-    reference, _, _, (report,) = go_on(1, states, 60)
+    reference, _, _, (report,) = go_on(1, states, 48)
     assert [change.change for change in report.leaves] == ["grown", "dealt", "added"]
     assert report.weights
     assert "c" in str(report)
-    assert go_on(3, union, 20, by_streams=True)[0] == reference  # the same change, on three ranks
+    assert go_on(3, union, 8, by_streams=True)[0] == reference[:24]  # the same change, on three ranks
     first, states, union, reports = go_on(3, states, 4)
     assert sum(each.leaves[0].left for each in reports) == report.leaves[0].left
     second, states, union, reports = go_on(2, states, 9)
@@ -322,7 +333,7 @@ def test_all_at_once_then_saved_dealt_to_other_ranks_and_changed_again(folder):
     third, states, _, _ = go_on(6, union, 3, by_streams=True)
     assert first + second + third == reference[: 12 + 18 + 18]
     grow(folder, "b", 9)
-    fourth, states, _, reports = go_on(2, states, 100)
+    fourth, states, _, reports = go_on(2, states, 100 if is_nightly() else 60)
     assert {change.change for each in reports for change in each.leaves} <= {"grown", "dealt"}
     texts = [text for batch in fourth for pack in batch for text in pack.split("+")]
     assert set(numbers(texts, "b")) == set(range(45))

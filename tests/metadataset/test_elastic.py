@@ -25,7 +25,7 @@ from energon_stream import (
 from energon_stream.config.join_indices import prepare_metadataset
 from energon_stream.errors import StateMismatchError
 
-STREAMS, BATCHES = 24, 260 if is_nightly() else 110
+STREAMS, BATCHES = 24, 260 if is_nightly() else 80
 WORLDS, WORKERS = (1, 2, 3, 4, 6, 8), (0, 1, 2, 3, 5)
 
 
@@ -113,15 +113,15 @@ def test_the_batches_are_worth_comparing(unbroken):
 
 
 def test_every_topology_goes_on_where_another_stood(blend, unbroken):
-    """All of them in one run, each begins in the middle of what the one before it did; few of them, with each
-    number of ranks, unless it is night.
+    """All of them in one run, each begins in the middle of what the one before it did; few of them, unless it
+    is night. By day, virtual epochs have the other numbers of ranks.
     """
-    few = [(1, 5), (2, 0), (3, 1), (4, 0), (6, 0), (8, 0)]
+    few = [(1, 3), (2, 0), (3, 1), (8, 0)]
     topologies = [*itertools.product(WORLDS, WORKERS)] if is_nightly() else few
     random.Random(1).shuffle(topologies)
     counts = [(7 * number) % 11 + 3 for number in range(len(topologies))]
-    assert {world for world, _ in topologies} == {*WORLDS}
-    assert {workers for _, workers in topologies} == ({*WORKERS} if is_nightly() else {0, 1, 5})
+    assert not is_nightly() or {world for world, _ in topologies} == {*WORLDS}
+    assert {workers for _, workers in topologies} == ({*WORKERS} if is_nightly() else {0, 1, 3})
     assert sum(counts) <= BATCHES
     assert same_as_unbroken(blend, unbroken, topologies, counts)
 
@@ -144,7 +144,7 @@ def test_virtual_epochs_change_nothing_wherever_they_end(blend, unbroken, epoch)
     one.
     """
     topologies = [(4, 0), (6, 0), (2, 1), *([(1, 2), (3, 0), (12, 0)] if is_nightly() else ())]
-    counts = [28, -28 % epoch + epoch, epoch, 24, 12, 24][: len(topologies)]
+    counts = [28, -28 % epoch, epoch, 24, 12, 24][: len(topologies)]
     assert sum(counts) <= BATCHES
     assert same_as_unbroken(blend, unbroken, topologies, counts, epoch)
 

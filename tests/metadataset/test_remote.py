@@ -18,7 +18,7 @@ from energon_stream import (
 from energon_stream.storage import default_counters
 from energon_stream.testing.s3server import S3Server
 
-SOURCES = 1000 if is_nightly() else 240
+SOURCES = 1000 if is_nightly() else 120
 
 forks: list[int] = []
 os.register_at_fork(before=lambda: forks.append(os.getpid()))
@@ -135,5 +135,5 @@ def test_an_encoder_that_blends_itself_shares_the_threads_too(thousand):
     before = threading.active_count()
     with get_loader(dataset) as loader:
         batches = [batch for batch, _ in zip(loader, range(3), strict=False)]
-    assert len({flavors["n"] for batch in batches for flavors in batch.__subflavors__}) > 30
+    assert len({flavors["n"] for batch in batches for flavors in batch.__subflavors__}) > 25
     assert threading.active_count() - before <= dataset.dataset.inputs[0].options.max_in_flight * 4 // 3 + 1

@@ -19,7 +19,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def drawn(path, ranks, batches=60):
+def drawn(path, ranks, batches=30):
     """Shares of the samples that all ranks yield."""
     counts = Counter()
     for rank in range(ranks):

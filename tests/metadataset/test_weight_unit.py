@@ -97,7 +97,7 @@ def furthest(batches, weights_at):
 
 
 def test_sources_have_their_shares_of_tokens(folder):
-    batches = take([open_loader(folder / "mix.yaml")], 960)
+    batches = take([open_loader(folder / "mix.yaml")], 320)
     worst, largest = furthest(batches, lambda _: WEIGHTS), 50 * 40
     assert worst["stream"] <= largest
     assert worst["job"] <= largest * STREAMS**0.5
@@ -111,7 +111,7 @@ def test_shares_of_tokens_follow_changes_and_other_topologies(folder):
     path = write(folder / "steps.yaml", document(a={0: 3, 21: 0}, b={0: 2, 50: 1}))
     alone = open_loader(path)
     alone.set_weights({"a": 1, "b": 1, "c": 2}, at_step=120)
-    expected = take([alone], 240)
+    expected = take([alone], 160)
     report = {source.name: source.share for source in alone.mixture().sources}
     assert sum(report.values()) == pytest.approx(1)
 
@@ -122,7 +122,7 @@ def test_shares_of_tokens_follow_changes_and_other_topologies(folder):
 
     assert furthest(expected, weights_at)["stream"] <= 2 * 50 * 40
     got, states = [], None
-    for world, until in ((1, 40), (4, 80), (2, 160), (8, 240)):
+    for world, until in ((1, 40), (4, 80), (2, 128), (8, 160)):
         loaders = [open_loader(path, rank, world) for rank in range(world)]
         for loader in loaders:
             if states is not None:

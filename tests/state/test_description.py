@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from repetitions import is_nightly
 
 from energon_stream import WorkerConfig, get_savable_loader
 from energon_stream.errors import StateError, StateMismatchError
@@ -116,30 +117,30 @@ def rank_state(loader, source, cursor, samples):
 
 def test_a_thousand_sources_take_three_kilobytes_a_stream_and_seven_bytes_each():
     """Also in a stream of which every source is in a pass of a share of then, after shards were appended to
-    one.
+    one. Of 300 sources by day.
     """
-    random = np.random.default_rng(5)
-    shards = np.maximum(1, random.lognormal(1.1, 1, 1000)).astype(int)
-    weights = random.lognormal(0, 1, 1000).tolist()
+    random, number = np.random.default_rng(5), 1000 if is_nightly() else 300
+    shards = np.maximum(1, random.lognormal(1.1, 1, number)).astype(int)
+    weights = random.lognormal(0, 1, number).tolist()
     source = source_dataset(shards, weights)
     loader = get_savable_loader(BatchDataset(source, 32, list))
     schedule = source.schedule(0)
     cursor, samples = schedule.begin(), 0
-    for steps in (10**5, 9 * 10**5):
+    for steps in (100 * number, 900 * number):
         cursor, samples = schedule.advance(cursor, steps), samples + steps
         state = rank_state(loader, source, cursor, samples)
         loader.restore_state_rank(loads(dumps(state)))
-        assert len(dumps(loader.save_state_rank())) < 3200 + 7 * 1000
+        assert len(dumps(loader.save_state_rank())) < 800 + 9.4 * number
         restored = loader.save_state_rank()["streams"]["0"]["node"]["in"]["at"]
         assert CursorCodec(schedule).unpack(restored) == cursor
-    assert max(passes for _, passes, _ in cursor[2]) > 5
+    assert max(passes for _, passes, _ in cursor[2]) >= 5
 
     many, more = (source_dataset([first, *shards[1:]], weights, streams=7) for first in (5, 6))
     moved = [before != after for before, after in zip(shares(many), shares(more), strict=True)]
-    assert sum(moved) > 200
+    assert sum(moved) > number / 5
     loader = get_savable_loader(BatchDataset(many, 32, list))
     schedule = many.schedule(0)
-    at = CursorCodec(schedule).pack(schedule.advance(schedule.begin(), 10**6))
+    at = CursorCodec(schedule).pack(schedule.advance(schedule.begin(), 1000 * number))
     state = {"batches": 1, "node": {"in": {"epoch": 0, "at": at}, "n": 1, "end": False}}
     streams = {**dict.fromkeys(map(str, range(7))), "0": state}
     state = with_digest({**loader.save_state_rank(), "rotation": [1, [], 1, 0, 0], "streams": streams})
@@ -150,7 +151,7 @@ def test_a_thousand_sources_take_three_kilobytes_a_stream_and_seven_bytes_each()
     assert {change.change for change in report.leaves[1:]} == {"dealt"}
     assert f"shares of {len(report.leaves) - 1} other datasets" in str(report)
     assert str(report).count("\n") == 2
-    assert len(dumps(loader.save_state_rank())) < 4200 + 7 * 1000
+    assert len(dumps(loader.save_state_rank())) < 800 + 10.4 * number
 
 
 def shares(source):

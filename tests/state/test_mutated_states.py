@@ -49,7 +49,7 @@ def go_on(name, folder, state):
 
 
 def test_damaged_states_are_refused_or_go_on_exactly(folder):
-    count, names = (120, None) if is_nightly() else (10, [*CASES][::2])  # of each kind of damage
+    count, names = (120, None) if is_nightly() else (10, [*CASES][::4])  # of each kind of damage
     result = run(folder, structures=count, strings=count, seed=5, seconds=SLOW, names=names)
     assert result.wrong == []
     refused = sum(count for (_, _, outcome), count in result.counts.items() if outcome == "refused")
