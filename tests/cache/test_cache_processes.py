@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from origins import BLOCK, PATIENCE, Origin
+from repetitions import is_nightly
 from told import told
 
 from energon_stream.cache import BlockCache
@@ -57,7 +58,7 @@ def run_all(functions):
 @pytest.mark.parametrize("opened", ["before the fork", "after"])
 def test_eight_processes_download_each_byte_once(config, tmp_path, opened):
     """The same ranges in the same order, as ranks of a model-parallel group read; with eight threads each."""
-    origin = SlowOrigin(40 * BLOCK, tmp_path / "log")
+    origin = SlowOrigin((40 if is_nightly() else 12) * BLOCK, tmp_path / "log")
     cache = BlockCache(config)
     size = 100_000
     ranges = [(start, min(start + size, len(origin.data))) for start in range(0, len(origin.data), size)]

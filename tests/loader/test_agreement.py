@@ -216,7 +216,7 @@ def loader_at(state, data):
 
 
 def test_what_is_wrong_on_one_rank_is_the_same_error_on_all(example_data):
-    in_ranks(3, each_kind, example_data)
+    in_ranks(3 if is_nightly() else 2, each_kind, example_data)
 
 
 @pytest.mark.slow

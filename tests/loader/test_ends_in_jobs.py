@@ -100,7 +100,7 @@ def test_a_pass_ends_on_all_ranks_also_where_other_numbers_of_ranks_begin_amid_a
     if not is_nightly():
         jobs = [(2, 10), (3, -1)]
     if ends == "pad":  # and one that stops after a batch more than the pass has, with which none can go on
-        jobs = [(2, 10), (3, 49), (4, -1)]
+        jobs = [(2, 10), (3, 49), (4 if is_nightly() else 2, -1)]
     begin, given = 0, []
     for world, end in jobs:
         in_ranks(world, go_on, tmp_path, ends, begin, end)

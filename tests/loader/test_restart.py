@@ -275,7 +275,7 @@ def test_kills_at_random_moments_change_nothing(data, pipeline):
         "virtual epochs": of_files(data, virtual_epoch_length=11),
     }[pipeline]
     steps = 60 if is_nightly() else 30
-    reference = take(get_savable_loader(build(0)), steps)
+    reference = take(get_savable_loader(build(0)), steps + 6)
     draws = random.Random(pipeline)
     with get_savable_loader(build(3), on_worker_death="restart", prefetch_factor=1) as loader:
         found, kills = [], 0
@@ -285,12 +285,11 @@ def test_kills_at_random_moments_change_nothing(data, pipeline):
             kill_all(victims)
             kills += len(victims)
             state = loads(dumps(loader.save_state_rank()))
-        assert_equal_values(found, reference)
+        assert_equal_values(found, reference[:steps])
         assert 0 < loader.worker_restarts <= kills
     with get_savable_loader(build(2)) as again:
         again.restore_state_rank(state)
-        longer = take(get_savable_loader(build(0)), steps + 6)
-        assert_equal_values(take(again, 6), longer[steps:])
+        assert_equal_values(take(again, 6), reference[steps:])
 
 
 @examples(5)
@@ -317,10 +316,10 @@ def test_nothing_of_the_lost_workers_is_kept():
         gc.collect()  # what other tests left
         descriptors = len(os.listdir("/proc/self/fd"))
         assert shared_maps() == 2
-        for _ in range(4):
+        for _ in range(2):
             kill_all(loader.worker_pids)
             take(loader, 20)
-        assert loader.worker_restarts == 8
+        assert loader.worker_restarts == 4
         assert shared_maps() == 2
         assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert shared_maps() == 0

@@ -1,5 +1,6 @@
 """Even draws along lines: counted by whole numbers from what the page says, batch by batch."""
 
+import bisect
 import functools
 from fractions import Fraction
 
@@ -31,7 +32,7 @@ def weight_of(told, batch):
 
     ``told`` are batches, weights, and True for a ramp.
     """
-    at = max(number for number, (begin, *_) in enumerate(told) if begin <= batch)
+    at = bisect.bisect(told, batch, key=lambda each: each[0]) - 1
     begin, first, _ = told[at]
     if at + 1 == len(told) or not told[at + 1][2]:
         return whole(first)
@@ -65,8 +66,8 @@ def lines_of(blends, chains):
     )
 
 
-def plan_along(lines, per_batch, samples=900):
-    order, weights = OrderSpec(4, 8, 2, 1), stretch_of(lines, 0).weights(np.zeros(1))[:, 0].tolist()
+def plan_along(lines, per_batch, samples=900, order=OrderSpec()):  # noqa: B008
+    weights = stretch_of(lines, 0).weights(np.zeros(1))[:, 0].tolist()
     children = [RepeatPlan(LeafPlan(n, np.array([0, samples]), order)) for n in range(len(weights))]
     return BlendPlan(tuple(children), tuple(weights), (), per_batch, True, None, BY_SEGMENTS, lines=lines)
 
@@ -74,18 +75,19 @@ def plan_along(lines, per_batch, samples=900):
 def furthest(blends, chains, streams, per_batch, rounds):
     """The largest distance of a source from its share, after each round of all streams."""
     plan, drawn = plan_along(lines_of(blends, chains), per_batch), []
-    for stream in range(streams):
-        schedule = build_schedule(plan, num_streams=streams, stream=stream, key=stream)
-        drawn.append(schedule.take(schedule.begin(), rounds * per_batch)[0].leaf.reshape(rounds, per_batch))
+    every = [build_schedule(plan, num_streams=streams, stream=each, key=each) for each in range(streams)]
+    for schedule in every:  # which draw rounds together
+        leaf = schedule.take(schedule.begin(), rounds * per_batch)[0].leaf
+        had = np.zeros((rounds, len(chains)), dtype=int)
+        np.add.at(had, (np.arange(len(leaf)) // per_batch, leaf), 1)
+        drawn.append(had.tolist())
     behind, worst = [0] * len(chains), 0
     for number in range(rounds):
         for stream in range(streams):
             shares = shares_at(blends, chains, number * streams + stream)
-            for source, share in enumerate(shares):
-                behind[source] += per_batch * share
-            for source in drawn[stream][number].tolist():
-                assert shares[source]
-                behind[source] -= PARTS
+            for source, (share, had) in enumerate(zip(shares, drawn[stream][number], strict=True)):
+                assert share or not had
+                behind[source] += per_batch * share - PARTS * had
         worst = max(worst, *map(abs, behind))
     return worst / PARTS
 
@@ -147,7 +149,7 @@ def test_draws_along_lines_go_on_from_any_place(begin, data):
         [(0, 0, False), (150, 1, True)],
         [(0, 0.3, False)],
     ]
-    plan = plan_along(lines_of([told], single(3)), 3)
+    plan = plan_along(lines_of([told], single(3)), 3, order=OrderSpec(4, 8, 2, 1))
     schedule = build_schedule(plan, num_streams=2, stream=1, key=3)
     everything, end = schedule.take(schedule.begin(), 800)
     codec, cursor, got = CursorCodec(schedule), schedule.advance(schedule.begin(), begin), begin

@@ -3,6 +3,7 @@
 import functools
 import zlib
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from random import Random
@@ -80,10 +81,11 @@ def behind(plan, streams, rounds, missing=frozenset()):
     """How far each source is from its share, by whole numbers of PARTS: at the end of each round, and in each
     stream.
     """
-    drawn = []
-    for stream in range(streams):
-        schedule = build_schedule(plan, num_streams=streams, stream=stream, key=stream)
-        drawn.append(schedule.take(schedule.begin(), rounds * plan.per_batch)[0].leaf.tolist())
+    leaves = (child.child for child in plan.children)
+    children = tuple(RepeatPlan(replace(leaf, order=OrderSpec())) for leaf in leaves)  # which takes less time
+    plan = replace(plan, children=children)
+    every = [build_schedule(plan, num_streams=streams, stream=each, key=each) for each in range(streams)]
+    drawn = [each.take(each.begin(), rounds * plan.per_batch)[0].leaf.tolist() for each in every]
     weights = [WeightChange(0, plan.weights), *plan.changes]
 
     @functools.cache
