@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from repetitions import is_nightly
 
 from energon_stream.read.budget import Budget
 
@@ -32,7 +33,7 @@ LANE = st.integers(0, 5)
 PLAN = st.tuples(LANE, st.lists(st.tuples(st.integers(0, 12), st.integers(1, 40)), min_size=1, max_size=6))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if is_nightly() else 40, deadline=None)
 @given(
     size=st.integers(20, 400),
     is_shared=st.booleans(),

@@ -2,13 +2,14 @@ import json
 from itertools import islice
 
 import pytest
+from repetitions import is_nightly
 
 from energon_stream import ReadOptions, WorkerConfig, get_train_dataset
 from energon_stream.errors import IndexMismatchError
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.testing.operator_suite import assert_exact_resume, assert_restores_by_key
 
-RECORDS = 3000
+RECORDS = 1000
 
 
 @pytest.fixture
@@ -58,8 +59,9 @@ def test_subsets_and_metadatasets_know_jsonl(path):
 
 def test_exact_resume_and_restore_by_key(path):
     config = WorkerConfig(0, 1, 0, num_streams=2)
-    assert_exact_resume(lambda: train(path, worker_config=config), steps=60, tail=8)
-    assert_restores_by_key(lambda: train(path, worker_config=config))
+    options = {"worker_config": config, "max_samples_per_sequence": 5}
+    assert_exact_resume(lambda: train(path, **options), steps=60 if is_nightly() else 16, tail=8)
+    assert_restores_by_key(lambda: train(path, **options))
 
 
 def test_only_blocks_of_the_index_are_read(path, s3_server, tmp_bucket):

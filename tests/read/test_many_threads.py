@@ -2,6 +2,7 @@
 the GIL.
 """
 
+import functools
 import random
 import sys
 import threading
@@ -24,6 +25,7 @@ from energon_stream.testing.s3server import S3Server
 SHARDS, PER_SHARD, PAYLOAD, THREADS, RANGES = 6, 20, 20_000, 6, 20
 
 
+@functools.cache
 def parts(index):
     return {"bin": random_bytes(PAYLOAD, index), "txt": str(index).encode()}
 

@@ -325,8 +325,8 @@ def test_exact_resume(tmp_path):
     folder, _ = folder_of(tmp_path)
     prepare_dataset(str(folder), split_ratio=(1, 0, 0))
     config = WorkerConfig(0, 1, 0, num_streams=2)
-    options = {"worker_config": config, "parts": ["text", "list"]}
-    assert_exact_resume(lambda: train(folder, **options), steps=30, tail=8)
+    options = {"worker_config": config, "parts": ["text", "list"], "max_samples_per_sequence": 5}
+    assert_exact_resume(lambda: train(folder, **options), steps=30 if is_nightly() else 14, tail=8)
     assert_restores_by_key(lambda: train(folder, **options))
 
 

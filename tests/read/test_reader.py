@@ -38,6 +38,7 @@ from energon_stream.testing.s3server import Rule
 SHARDS, PER_SHARD, PAYLOAD = 6, 40, 9_000
 
 
+@functools.cache
 def parts(index):
     return {"bin": random_bytes(PAYLOAD + index * 17 % 3000, index), "txt": str(index).encode()}
 

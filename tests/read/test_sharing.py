@@ -1,5 +1,7 @@
 """Readers of one process that share a budget, as where one rank has many streams."""
 
+import functools
+
 import numpy as np
 import pytest
 from reference_writer import write_reference_dataset
@@ -20,6 +22,7 @@ SAMPLES = SHARDS * PER_SHARD
 AT_ONCE = 7
 
 
+@functools.cache
 def parts(index):
     return {"bin": random_bytes(PAYLOAD, index), "txt": str(index).encode()}
 
