@@ -20,7 +20,10 @@ from energon_stream.storage import default_counters
 from energon_stream.testing.datasets import prepared_binary_dataset
 from energon_stream.testing.s3server import S3Server
 
-SAMPLES, SHARDS, PAYLOAD, BATCH = 4000, 8, 40_080, 32  # D40
+# D40, and by day half of its shards.
+SAMPLES, SHARDS, PAYLOAD, BATCH = 4000, 8, 40_080, 32
+if not is_nightly():
+    SAMPLES, SHARDS = 4 * 496, 4  # whole batches
 EXACT = 512 + 40_448 + 512 + 512  # a sample as it lies in the tar
 OPENING = 4  # requests: .info.json, split.yaml, dataset.yaml, and the end of index.sqlite
 FEW = 4_000_000  # bytes before the first batch
@@ -126,10 +129,11 @@ def test_training_costs_few_requests_no_head_and_hardly_more_than_its_payload(se
 
 
 def test_small_shards_are_read_whole_where_passes_meet(tmp_path):
-    """P7 with 64 shards of 2.6 MB: taking in a part of what a shard gives to the next pass leaves gaps to the
-    rest.
+    """P7 with 64 shards of 2.6 MB, 32 by day: taking in a part of what a shard gives to the next pass leaves
+    gaps to the rest.
     """
-    shards, samples = 64, 64 * 62
+    shards = 64 if is_nightly() else 32
+    samples = shards * 62
     prepared_binary_dataset(tmp_path / "bucket" / "d40", samples=samples, shards=shards)
     with S3Server(tmp_path) as server, open_loader(server, 0) as loader:
         marks = []
@@ -182,7 +186,7 @@ def test_the_first_pass_costs_some_more_requests_for_its_early_first_batch(one_p
     here.
     """
     counted = one_pass[0]
-    assert counted.total_requests - counted.hedges - counted.retries + OPENING <= 0.016 * SAMPLES
+    assert counted.total_requests - counted.hedges - counted.retries + OPENING <= 32 + 0.008 * SAMPLES
 
 
 @pytest.mark.every(5)

@@ -11,6 +11,7 @@ import fcntl
 import io
 import os
 import select
+import selectors
 import signal
 import sys
 import tempfile
@@ -26,8 +27,11 @@ LINUX_ONLY = {
 
 
 def take_away():
-    """Remove names from modules, the C library and /proc."""
-    tempfile._O_TMPFILE_WORKS = False  # what tempfile has found out when it was imported
+    """Remove names from modules, the C library and /proc; the library is imported without them."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "energon_stream"]:
+        del sys.modules[name]
+    # What these have found out when they were imported.
+    tempfile._O_TMPFILE_WORKS, selectors.DefaultSelector = False, selectors.PollSelector
     for module, names in LINUX_ONLY.items():
         for name in names.split():
             with contextlib.suppress(AttributeError):
