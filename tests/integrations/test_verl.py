@@ -14,6 +14,7 @@ StatefulDataLoader = pytest.importorskip(
 ).StatefulDataLoader
 
 from framework_examples import Example  # noqa: E402
+from repetitions import is_nightly  # noqa: E402
 from torchdata.stateful_dataloader.sampler import RandomSampler  # noqa: E402
 
 from energon_stream import (  # noqa: E402
@@ -130,7 +131,7 @@ def test_shuffled_rows_go_on_over_the_ends_of_passes(data, workers):
     passes = [[key for batch in whole[begin : begin + 10] for key in batch] for begin in (0, 10, 20)]
     assert [sorted(each) for each in passes] == [sorted(plain)] * 3
     assert len({tuple(each) for each in (plain, *passes)}) == 4
-    for given in (9, 10, 11, 20):
+    for given in (9, 10, 11, 20) if is_nightly() else (9, 10):
         again = make()
         again.load_state_dict(states[given - 1])
         assert list(islice(again, 5)) == whole[given : given + 5]
@@ -161,7 +162,7 @@ def test_fine_tuning_goes_on_with_other_ranks(data, tmp_path, workers):
 
     whole = [sorted(batch) for batch in open_ranks(1)[0]]
     draw, found, ranks = random.Random(workers), [], 0
-    for _ in range(5):
+    for _ in range(5 if is_nightly() else 3):
         other = draw.choice([number for number in (1, 2, 3, 6) if number != ranks])
         loaders = open_ranks(other)
         if ranks:
@@ -174,7 +175,7 @@ def test_fine_tuning_goes_on_with_other_ranks(data, tmp_path, workers):
         for rank, loader in enumerate(loaders):
             torch.save(loader.state_dict(), tmp_path / f"data_{rank}.pt")
         ranks = other
-    assert found == whole[:5]
+    assert found == whole[: len(found)]
     with pytest.raises(StateError, match="cannot be dealt to 7"):
         deal_states(tmp_path, 7)
     with pytest.raises(StateError, match="0 ranks"):

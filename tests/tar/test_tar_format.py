@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from repetitions import examples
+from repetitions import examples, is_nightly
 
 from energon_stream.errors import CorruptTarError
 from energon_stream.tar.format import SampleParts, sample_parts, split_name, walk_members
@@ -222,7 +222,8 @@ def test_no_flipped_bit_of_a_header_goes_unnoticed(tar_format):
     assert whole is not None
     for header in range(int(starts[7]), int(starts[8]), 512):
         is_header = buffer[header + 257 : header + 262] == b"ustar"
-        for bit in range(0, 512 * 8, 1 if tar_format == "ustar" else 5) if is_header else ():
+        step = 5 if tar_format == "pax" else 1 if is_nightly() else 3  # two bits of each byte, or three
+        for bit in range(0, 512 * 8, step) if is_header else ():
             buffer[header + bit // 8] ^= 1 << bit % 8
             view = memoryview(buffer)
             found = split_samples(view, starts[:-1], starts[1:])

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import timedelta
 
@@ -133,10 +132,13 @@ def test_obstore(server):
 
 
 @pytest.mark.every(3)
-def test_listings_of_many_keys_are_complete_in_both_versions(server):
+def test_listings_of_many_keys_are_complete_in_both_versions(server, tmp_path):
     keys = sorted(f"x/{i % 7}/{i:05d}" for i in range(1100))
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda key: server.put(f"s3://bucket/{key}", b""), keys))
+    for key in keys:
+        path = tmp_path / "files" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    server.upload_folder(tmp_path / "files", "s3://bucket")
     client = boto(server)
     for call, pages in (("list_objects", 2), ("list_objects_v2", 2)):
         found = list(client.get_paginator(call).paginate(Bucket="bucket", Prefix="x/"))
