@@ -152,8 +152,8 @@ def test_a_restore_at_95_percent_of_a_billion_samples_costs_what_the_start_costs
         source = source["in"]
     epoch, _, (inner, given, group, offset) = source["at"]
     assert (epoch, inner, given, group, offset) == (0, 0, BATCH, 0, BATCH)
-    given = 95 * BILLION // 100
-    source["at"] = (epoch, 0, (0, given, given // (20 * SIDE_BY_SIDE), 0))
+    group = 95 * BILLION // 100 // (20 * SIDE_BY_SIDE)
+    source["at"] = (epoch, 0, (0, 20 * SIDE_BY_SIDE * group, group, 0))
     with get_savable_loader(open_dataset(server, "billion", in_flight=1)) as loader:
         loader.restore_state_rank(with_digest(state))
         keys = next(iter(loader))
