@@ -3,11 +3,11 @@
 import contextlib
 import functools
 import itertools
+import os
 import socket
-import subprocess
-import sys
 import threading
 
+import children
 import pytest
 import runs
 
@@ -25,18 +25,23 @@ class OwnServer:
     def __init__(self, root):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self.port = taken.getsockname()[1]
-        self.command = [sys.executable, "-m", "energon_stream.testing.s3server"]
-        self.command += ["--port", str(self.port), "--root", str(root), "--until-stdin-closes"]
+        self.command = ["-m", "energon_stream.testing.s3server", "--until-stdin-closes"]
+        self.command += ["--port", self.port, "--root", root]
         self.options = S3Control(f"http://127.0.0.1:{self.port}").storage_options
 
     def start(self):
         # It ends with this process, even if nobody stops it.
-        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.process.stdout.readline()
+        (stdin, self.life), (said, stdout) = os.pipe(), os.pipe()
+        self.process = children.start(*self.command, stdin=stdin, stdout=stdout)
+        os.close(stdin)
+        os.close(stdout)
+        with open(said) as file:
+            file.readline()
 
     def stop(self):
         self.process.kill()
         self.process.wait()
+        os.close(self.life)
 
 
 @pytest.fixture

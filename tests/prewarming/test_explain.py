@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from warming import BATCH, ORDER, Encoder, config, tar_ranges
+from warming import BATCH, ORDER, Encoder, config, tar_ranges, warm
 
-from energon_stream import CacheConfig, PlannedPacking, get_loader, get_train_dataset, prewarm
+from energon_stream import CacheConfig, PlannedPacking, get_loader, get_train_dataset
 from energon_stream.cli.main import main
 from energon_stream.errors import ConfigError
 from energon_stream.read.read_plan import Reason
@@ -84,9 +84,7 @@ def test_streams_of_a_rank_take_turns(server):
 
 def test_the_command_shows_what_the_cache_has(server, tmp_path):
     cache = CacheConfig(str(tmp_path / "cache"), "100MB", min_free_bytes=0)
-    order = {key: value for key, value in ORDER.items() if key != "read_options"}
-    options = {"storage_options": server.storage_options, "worker_config": config(1)}
-    prewarm(URL, cache=cache, steps=5, progress=False, **order, **options)
+    warm(server, URL, cache, steps=5, read_options=None)
     arguments = ["explain", URL, "--steps", "0:5", "--batch-size", str(BATCH), "--num-workers", "1"]
     arguments += ["--shuffle-buffer-size", "60", "--max-samples-per-sequence", "40"]
     for key, value in server.storage_options.items():

@@ -22,7 +22,7 @@ from energon_stream.storage import ByteRange, Fetcher, StoreSpec, default_counte
 from energon_stream.testing.datasets import random_bytes, write_shards
 from energon_stream.testing.s3server import S3Server
 
-SHARDS, PER_SHARD, PAYLOAD, THREADS, RANGES = 6, 20, 20_000, 6, 20
+SHARDS, PER_SHARD, PAYLOAD, THREADS, RANGES = 3, 20, 20_000, 6, 20
 
 
 @functools.cache
