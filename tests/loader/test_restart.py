@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from repetitions import examples, is_nightly
+from repetitions import is_nightly
 
 from energon_stream import (
     DefaultTaskEncoder,
@@ -292,7 +292,7 @@ def test_kills_at_random_moments_change_nothing(data, pipeline):
         assert_equal_values(take(again, 6), reference[steps:])
 
 
-@examples(5)
+@settings(max_examples=5 if is_nightly() else 3)
 @given(st.integers(1, 3), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=1, max_size=4))
 def test_any_kills_change_nothing(workers, kills):
     reference = expected(sum(count for count, _ in kills) + 25)

@@ -102,10 +102,10 @@ def test_one_that_stands_still_does_not_stop_the_others(remote):
     options = ReadOptions(byte_budget=1 << 20, first_samples=4)
     _, _, readers = open_readers("s3://bucket/data", options, remote.storage_options)
     rotate(readers, 10)
-    rotate(readers[2:5], 200)
+    rotate(readers[2:5], 120)  # 2.5 MB
     for reader in readers[5:]:
         reader.close()
-    rotate(readers[:5], 100)
+    rotate(readers[:5], 40)
 
 
 @pytest.mark.parametrize("planned", [False, True])
