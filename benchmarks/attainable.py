@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "packing"))
 from test_two_barriers import KINDS, RANKS, made, planned, ratios, rooms
 from two_barriers import SAMPLES, least_time, pair

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "packing"))
 from test_two_barriers import KINDS, RANKS, made, rooms
 

@@ -17,6 +17,7 @@ import numpy as np
 from energon_stream import ReadOptions, compute_costs, stateless
 from energon_stream.testing.s3server import S3Server
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "packing"))
 from packed import Packs, opened, taken, write
 from test_packing_bytes import ranges

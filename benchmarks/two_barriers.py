@@ -33,6 +33,7 @@ from energon_stream import (
 from energon_stream.index.jsonl_index import prepare_jsonl
 from energon_stream.tools.simulate import forecast
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "packing"))
 from test_planning_work import seconds_of_work
 from test_two_barriers import KINDS, RANKS, delivered, made, planned, ratios, rooms

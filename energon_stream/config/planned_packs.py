@@ -19,7 +19,7 @@ from energon_stream.pipeline.pack_keys import PackPlan
 from energon_stream.read.read_options import CHUNK, LOADING, ReadOptions
 from energon_stream.schedule import PackSpec
 from energon_stream.schedule.pack_planning import Load, LoadName, pack_lengths, pack_loads
-from energon_stream.schedule.planned import SMALL, Overlong
+from energon_stream.schedule.pack_spec import SMALL, Overlong
 from energon_stream.schedule.several_costs import PackKind
 from energon_stream.tables.costs import check_values, costs_of
 from energon_stream.urls import is_local

@@ -31,7 +31,7 @@ from energon_stream.logs import warn_deprecated
 from energon_stream.pipeline.dataset import SavableDataset
 from energon_stream.pipeline.reader_dataset import find_readers
 from energon_stream.pipeline.stream_runner import Step
-from energon_stream.schedule.planned import EARLIER
+from energon_stream.schedule.pack_spec import EARLIER
 from energon_stream.state import (
     ChangeReport,
     check_rank_state,

@@ -10,7 +10,6 @@ import numpy as np
 
 from energon_stream.rng import derive_key
 from energon_stream.schedule import JobPacks, PackPiece, PackSpec, Plan, build_schedule
-from energon_stream.schedule.planned import EARLIER
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,7 +37,7 @@ class PackPlan:
 
     def of_version(self, version: int | None) -> PackPlan:
         """Return the packing as a version did it; None for the newest way."""
-        return replace(self, spec=replace(self.spec, chapter=0)) if version in EARLIER else self
+        return replace(self, spec=self.spec.of_version(version))
 
     def of_job(self, plan: Plan, config: WorkerConfig, path: str) -> JobPacks:
         """Return the packs of all streams, for the node at ``path``."""

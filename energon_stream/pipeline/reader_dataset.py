@@ -238,7 +238,7 @@ class ReaderDataset(SavableDataset[Any]):
         """
         config = self.worker_config
         if (given := self.packing) is not None:
-            packs = self._packs.map((path, given.spec.chapter), lambda: given.of_job(self.plan, config, path))
+            packs = self._packs.map((path, given.spec.version), lambda: given.of_job(self.plan, config, path))
             return PackedSchedule(packs, stream)
         plan = self.plan if then is None else self.plan_of(then)
         if changes and isinstance(plan, BlendPlan):

@@ -14,6 +14,7 @@ from energon_stream.schedule.grown import (
 from energon_stream.schedule.leaf_order import LeafSchedule, OrderSpec
 from energon_stream.schedule.lines import Course, Knot, Lines
 from energon_stream.schedule.pack_planning import PackPiece
+from energon_stream.schedule.pack_spec import PackSpec
 from energon_stream.schedule.packed import CursorCodec, pack_columns, pack_even, unpack_columns
 from energon_stream.schedule.packed_schedule import PackedSchedule
 from energon_stream.schedule.plan import (
@@ -28,7 +29,7 @@ from energon_stream.schedule.plan import (
     reached_shares,
     stream_shares,
 )
-from energon_stream.schedule.planned import JobPacks, PackSpec
+from energon_stream.schedule.planned import JobPacks
 from energon_stream.schedule.saved import damaged, is_count, reading, shown
 from energon_stream.schedule.schedule import BlendCursor, Cursor, LeafCursor, Refs, RepeatCursor, Schedule
 from energon_stream.schedule.skip import skip

@@ -50,21 +50,22 @@ _GOALS = np.linspace(0.6, 1.4, 33)  # loads of a step over the mean that are tri
 
 
 def order_by_place(
-    leaf: npt.NDArray[np.integer[Any]], index: Int64Array, lengths: Int64Array, key: int
+    leaf: npt.NDArray[np.integer[Any]], index: Int64Array, again: Int64Array, lengths: Int64Array, key: int
 ) -> Int64Array:
     """Order pieces so that each part of the result has its share of each leaf, and few runs of neighbours.
 
-    Of a leaf, that is the order of storage. Runs of several leaves are merged by the share of their leaf that
+    Of a leaf, that is the order of storage, first of what comes for the first time: ``again`` tells how often
+    a sample came before. Runs of several leaves are merged by the share of their leaf that
     comes before them. Where a run is a large share, its place is drawn.
 
     Example:
         >>> leaf, index = np.array([0, 1, 0, 1]), np.array([7, 8, 1, 2])
-        >>> order_by_place(leaf, index, np.ones(4, dtype=np.int64), key=1).tolist()
+        >>> order_by_place(leaf, index, np.zeros(4), np.ones(4, dtype=np.int64), key=1).tolist()
         [2, 3, 0, 1]
     """
-    order = np.lexsort((index, leaf))
+    order = np.lexsort((index, again, leaf))
     leaf, index, sizes = leaf[order], index[order], lengths[order]
-    begins = np.append(True, (np.diff(leaf) != 0) | (np.diff(index) > 1))
+    begins = np.append(True, (np.diff(leaf) != 0) | (np.diff(index) > 1) | (np.diff(index) < 0))
     first, run = np.flatnonzero(begins), np.cumsum(begins) - 1
     run_sizes, run_leaf = np.add.reduceat(sizes, first), leaf[first]
     leaves = np.bincount(run_leaf, weights=run_sizes)[run_leaf]

@@ -306,6 +306,19 @@ class BlendSchedule:
         return cursor._replace(step=step, children=tuple(children), even=even)
 
 
+def pass_length(schedule: Schedule) -> int:
+    """Return how many references a repeated pass has, or those of a blend together; 0 if there are none."""
+    if isinstance(schedule, RepeatSchedule):
+        return schedule.inner.length or 0
+    return sum(map(pass_length, schedule.children)) if isinstance(schedule, BlendSchedule) else 0
+
+
+def left_in_pass(schedule: Schedule, cursor: Cursor) -> int:
+    """Return how many references a repeated pass has left, those of a blend as many as it has."""
+    left = schedule.inner.remaining(cursor.inner) if isinstance(schedule, RepeatSchedule) else None
+    return left or pass_length(schedule)
+
+
 def samples_by_leaf(schedule: Schedule, cursor: Cursor, epochs: int = 0) -> Counter[int]:
     """Count the references consumed of each leaf, in passes as long as now, and up to a cursor."""
     return _times(_whole(schedule), epochs) + _consumed(schedule, cursor)

@@ -16,7 +16,7 @@ class PackCursor(NamedTuple):
     """Place in planned packs."""
 
     epoch: int  # number of the pass
-    number: int  # windows of the pass before this one
+    number: int  # steps of the pass before this window; windows, where these do not end with passes
     window: Cursor  # place in the job's schedule where the window begins
     pack: int  # packs of the stream that were consumed in the window
     place: int  # pieces of the next pack that were consumed
@@ -53,7 +53,8 @@ class PackedSchedule:
             own = window.streams[self.stream]
             if cursor.pack < len(own.ends):
                 return cursor, own
-            cursor = PackCursor(cursor.epoch, cursor.number + 1, window.after, 0, 0)
+            number = cursor.number + self.packs.counted(window)
+            cursor = PackCursor(cursor.epoch, number, window.after, 0, 0)
 
     def _first(self, cursor: PackCursor, own: StreamPacks) -> int:
         begin = own.ends[cursor.pack - 1] if cursor.pack else 0
@@ -88,10 +89,12 @@ class PackedSchedule:
     def rest_of_window(self, cursor: PackCursor) -> tuple[tuple[int, int], list[int]]:
         """Return the pass and window of the next references, and how many end each of its packs."""
         cursor, own = self._at(cursor)
+        spec = self.packs.spec
+        window = cursor.epoch, cursor.number // (spec.packs // spec.step if spec.in_passes else 1)
         if own is None:
-            return cursor[:2], []
+            return window, []
         first = self._first(cursor, own)
-        return cursor[:2], [end - first for end in own.ends[cursor.pack :]]
+        return window, [end - first for end in own.ends[cursor.pack :]]
 
     def pack_ends(self, packs: int) -> list[int]:
         """Return the references up to the end of each of the first packs; of fewer, if the pass has fewer."""
@@ -109,7 +112,8 @@ class PackedSchedule:
             raise ValueError("there is no reference at the end of a pass")
         at = self._first(cursor, own)
         begin = own.ends[cursor.pack - 1] if cursor.pack else 0
-        packs = self.packs.spec.packs // self.packs.streams
+        spec = self.packs.spec
+        packs = (spec.step if spec.in_passes else spec.packs) // self.packs.streams
         return PackPiece(
             cursor.number * packs + cursor.pack,
             cursor.place,

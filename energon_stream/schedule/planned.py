@@ -8,20 +8,27 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
 from energon_stream.schedule.balance import loads_of_steps
-from energon_stream.schedule.chapters import CHAPTER, FILLS, ChapterSteps, order_by_place, pack_chapter
+from energon_stream.schedule.chapters import (
+    FILLS,
+    ChapterSteps,
+    order_by_place,
+    pack_chapter,
+)
+from energon_stream.schedule.combine import left_in_pass, pass_length
+from energon_stream.schedule.copies import part_copies, times_before
 from energon_stream.schedule.exchange import exchange_samples
 from energon_stream.schedule.neighbours import pack_neighbours
 from energon_stream.schedule.pack_planning import (
     EVEN,
-    Load,
     PieceColumns,
     cost_of,
     cost_of_streams,
@@ -29,85 +36,27 @@ from energon_stream.schedule.pack_planning import (
     deal_packs,
     in_units,
     pack_lengths,
-    pack_loads,
     spread_pieces,
 )
+from energon_stream.schedule.pack_spec import CHOICE, SMALL, PackSpec
 from energon_stream.schedule.schedule import Cursor, Refs, Schedule
-from energon_stream.schedule.several_costs import PackKind, fill_beside_large, fill_kinds
+from energon_stream.schedule.several_costs import fill_beside_large, fill_kinds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from energon_stream.arrays import Float64Array, Int64Array
 
-Overlong = Literal["error", "drop", "split"]
-
-PACKING = 4
-"""Version of the plan, two more for several costs. Raise it when other packs come out: states have it."""
-CHAPTERS = 9
-"""The same where packs are planned a chapter at a time, one more for several costs that exchange samples."""
-EARLIER = (PACKING, PACKING + 2)
-"""Versions whose states go on with the packs that these had."""
 _KEPT = 1 << 20  # samples in the windows that a process keeps, for streams that look ahead differently far
 _LEAST_KEPT = 4  # windows that are kept, whatever they have
 _DENSE = (0.99, 0.975)  # shares of what fits that are tried for packs of neighbours
 _LOOSE = 0.98  # fill of other packs below which packs of neighbours are tried with it
 _NEARLY = 0.02  # of the time of steps that packs of neighbours may take more
 _WORST = 0.07  # weight of what their worst step takes more
-_CHOICE = 8  # packs of a stream in a window from which on its own ones can make even steps
-SMALL = 6  # pieces of a pack, in the mean, from which on samples are small
+_LEAST_STEPS = 4  # of a window that ends with a pass: fewer are less even
 _TAKEN = 4096  # references that are taken from the job's schedule at a time
 _FILLS = (0.998, 0.995, 0.99, 0.985, 0.98, 0.97, 0.95, 0.9, 0.8, 0.65, 0.5)
 """Shares of the room in a window's packs that are tried, the fullest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackSpec:
-    """Options of planned packing."""
-
-    capacity: int  # largest sum of a pack's lengths
-    step: int  # packs of a global step, a multiple of the streams
-    window: int  # global steps that are planned together
-    load: Load  # work of a pack
-    overlong: Overlong  # what becomes of a sample that is longer than the capacity
-    name: str = ""  # of the cost, if there are several
-    more: tuple[PackKind, ...] = ()  # further costs
-    chapter: int = 0  # windows that are planned together, one of several costs; 0 for those of EARLIER
-
-    def in_chapters(self, samples: float, streams: int) -> PackSpec:
-        """Return the options of new runs: chapters of small samples. A full pack has about ``samples``."""
-        if self.more:
-            return replace(self, chapter=1)
-        if samples < SMALL or self.packs < _CHOICE * streams:
-            return self
-        return replace(self, chapter=max(1, int(CHAPTER / (samples * self.packs))))
-
-    @property
-    def packs(self) -> int:
-        """Packs that are planned together."""
-        return self.step * self.window * max(1, self.chapter)
-
-    @property
-    def kinds(self) -> tuple[PackKind, ...]:
-        """All costs, the length of samples first."""
-        return (PackKind(self.name, self.capacity, self.load), *self.more)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the options as plain values."""
-        several = {"kinds": [each.describe() for each in self.kinds]} if self.more else {}
-        names = [option.name for option in fields(self) if option.name not in ("name", "more", "chapter")]
-        return {
-            **{name: getattr(self, name) for name in names},
-            "load": self.kinds[0].describe()[2],
-            **several,
-            # The first version had no number.
-            "algorithm": CHAPTERS + bool(self.more) if self.chapter else EARLIER[bool(self.more)],
-        }
-
-    def loads(self, costs: Int64Array, pack: Int64Array, packs: int) -> Float64Array:
-        """Return the loads of packs, given the costs and the pack of each piece, a column for each cost."""
-        columns = zip(costs.T, self.kinds, strict=True)
-        return np.stack([pack_loads(own, pack, packs, kind.load) for own, kind in columns], axis=1)
 
 
 class StreamPacks(NamedTuple):
@@ -171,7 +120,12 @@ class JobPacks:
         number, at = 0, self.job.begin(epoch)
         while (window := self.window(epoch, number, at)) is not None:
             yield window
-            number, at = number + 1, window.after
+            number, at = number + self.counted(window), window.after
+
+    def counted(self, window: PlannedWindow) -> int:
+        """Return by how much cursors behind a window count more."""
+        packs = len(window.streams[0].ends)
+        return -(-packs * self.streams // self.spec.step) if self.spec.in_passes else 1
 
     def lengths(self, refs: Refs) -> Int64Array:
         """Look up the costs of some references, a column each; 0 in the first where a sample is left out."""
@@ -188,8 +142,34 @@ class JobPacks:
 
     def _plan(self, epoch: int, number: int, start: Cursor) -> PlannedWindow:
         key = derive_key(self._key, "window", epoch, number)
+        fewer = self if not self.spec.in_passes else self._within_pass(start)
         if self.spec.more or not self.spec.chapter:
-            return self._plan_window(start, key)
+            return fewer._plan_window(start, key)
+        return fewer._plan_windows(start, key)
+
+    def _within_pass(self, start: Cursor) -> JobPacks:
+        """Return the packs with a window that ends with a pass, if that ends within the next one.
+
+        A window has whole steps: what a pass has left beyond these is in the first window of the next pass.
+        """
+        left = left_in_pass(self.job, start)
+        _, refs, costs, _ = self._take(start, self.spec.packs)
+        while 0 < left < len(refs):
+            rooms = [
+                (n, kind.capacity) for n, kind in enumerate(self.spec.kinds) if kind.capacity is not None
+            ]
+            steps = min(int(costs[:left, n].sum()) // (self.spec.step * room) for n, room in rooms)
+            if steps >= self.spec.packs // self.spec.step:
+                break
+            if steps >= _LEAST_STEPS:
+                fewer = copy(self)
+                fewer.spec = self.spec.of_steps(steps)
+                return fewer
+            left += pass_length(self.job)
+        return self
+
+    def _plan_windows(self, start: Cursor, key: int) -> PlannedWindow:
+        """Plan a chapter."""
         places, refs, costs, is_last = self._take(start, self.spec.packs)
         room = self.spec.capacity
         near, least = self._plan_chapter(places, refs, costs[:, 0], is_last, room, key)
@@ -225,7 +205,11 @@ class JobPacks:
             sizes = pieces.stop - pieces.start
             if not len(sizes):
                 break
-            place = order_by_place(refs.leaf[pieces.ref], refs.index[pieces.ref], sizes, key)
+            again = np.zeros(count, dtype=np.int64)
+            if spec.in_passes:
+                again = times_before(refs.leaf[:count], refs.index[:count])
+            of = refs.leaf[pieces.ref], refs.index[pieces.ref], again[pieces.ref]
+            place = order_by_place(*of, sizes, key)
             made = pack_chapter(sizes, place, steps, spec.load, key, is_last and count == len(lengths))
             if made is not None:
                 found = self._made(places, refs, count, pieces, *made)
@@ -322,9 +306,24 @@ class JobPacks:
         pack: Int64Array,
         dealt: list[list[int]],
     ) -> PlannedWindow:
+        if self.spec.in_passes:
+            own = Refs(refs.leaf[:count], refs.index[:count])
+            pack = self._parted(own, pieces, pack)
         near = min(count // _TAKEN, len(places) - 1)
         after = self.job.advance(places[near], count - near * _TAKEN)
         return PlannedWindow(after, count, self._streams(refs, pieces, pack, dealt))
+
+    def _parted(self, refs: Refs, pieces: PieceColumns, pack: Int64Array) -> Int64Array:
+        """Return the pack of each piece after exchanges, so that none has a sample twice, if that can be."""
+        again = times_before(refs.leaf, refs.index)
+        if not again.any():
+            return pack
+        names = np.lexsort((refs.index, refs.leaf))
+        is_new = np.append(True, np.diff(refs.index[names]) | np.diff(refs.leaf[names]) != 0)
+        sample = np.empty(len(names), dtype=np.int64)
+        sample[names] = np.cumsum(is_new)
+        costs = np.column_stack([pieces.stop - pieces.start, self.lengths(refs)[pieces.ref, 1:]])
+        return part_copies(sample[pieces.ref], costs, [kind.capacity for kind in self.spec.kinds], pack)
 
     def _of_neighbours(
         self, refs: Refs, lengths: Int64Array, packs: int, room: float, key: int
@@ -332,7 +331,7 @@ class JobPacks:
         """Return a window of whole steps whose packs have neighbours, as of :func:`pack_neighbours`."""
         spec, sums = self.spec, np.cumsum(lengths)
         packs = min(packs, int(sums[-1]) // (spec.step * spec.capacity) * spec.step)
-        has_choice = not (spec.more or spec.chapter) and room and packs >= _CHOICE * self.streams
+        has_choice = not (spec.more or spec.chapter) and room and packs >= CHOICE * self.streams
         for share in _DENSE if has_choice else ():
             count = int(np.searchsorted(sums, share * packs * room, side="right"))
             pieces = cut_pieces(lengths[:count], spec.capacity)

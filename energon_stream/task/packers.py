@@ -13,7 +13,7 @@ from energon_stream.pipeline.dataset import function_label
 from energon_stream.pipeline.failure_notes import FAILED_SAMPLE
 from energon_stream.pipeline.failures import field_of
 from energon_stream.pipeline.pack_members import PackedSamplesOutput, PartialSample
-from energon_stream.schedule.planned import Overlong
+from energon_stream.schedule.pack_spec import Overlong
 
 T = TypeVar("T")
 

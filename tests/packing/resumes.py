@@ -25,7 +25,7 @@ from energon_stream import (
     get_train_dataset,
     stateless,
 )
-from energon_stream.schedule import planned
+from energon_stream.schedule import pack_spec
 from energon_stream.state import dumps, loads
 
 STREAMS, STEPS = 4, 48
@@ -139,7 +139,7 @@ def steps(each, count):
     return [next(batches) for _ in range(count) for batches in iterators]
 
 
-@patch.object(planned, "CHAPTER", CHAPTER)
+@patch.object(pack_spec, "CHAPTER", CHAPTER)
 def differing(root, resumes, seed, workers=0.02):
     """Make resumes, and return the combinations, with places, of which a batch differs."""
     draw, made, found = random.Random(seed), 0, []

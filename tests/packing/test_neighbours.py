@@ -103,7 +103,9 @@ def test_ranks_of_a_short_pass_read_a_few_runs_too(samples, streams, each, load)
 def test_each_part_of_a_chapter_has_its_share_of_each_dataset():
     leaf = np.repeat([0, 1, 2], [6000, 600, 30])
     index = np.concatenate([np.arange(6000), np.arange(600), np.arange(30)])
-    order = order_by_place(leaf, index // 10 * 11 + index % 10, np.ones(6630, dtype=np.int64), 1)
+    order = order_by_place(
+        leaf, index // 10 * 11 + index % 10, np.zeros(6630), np.ones(6630, dtype=np.int64), 1
+    )
     for part in np.array_split(leaf[order], 4):
         first, second, _ = np.bincount(part, minlength=3)
         assert abs(first - 1500) <= 20

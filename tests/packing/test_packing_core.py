@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from energon_stream.schedule.chapters import ChapterSteps, pack_chapter, split_anew
 from energon_stream.schedule.exchange import exchange_samples, level_steps
 from energon_stream.schedule.pack_planning import cut_pieces, deal_packs, open_packs, pack_lengths, pack_loads
-from energon_stream.schedule.planned import CHAPTERS, PACKING, PackSpec
+from energon_stream.schedule.pack_spec import CHAPTERS, PACKING, PackSpec
 from energon_stream.schedule.several_costs import PackKind, fill_beside_large, fill_kinds, pack_kinds
 
 lengths = st.lists(st.integers(1, 50), min_size=1, max_size=120).map(lambda v: np.array(v, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""States and runs of the version before chapters, whose packs of small samples were planned in windows."""
+"""States and runs of earlier packs: planned in windows before chapters, or in windows that ended anywhere."""
 
 import json
 import zlib
@@ -13,7 +13,7 @@ from repetitions import is_nightly
 from energon_stream import compute_costs, get_savable_loader
 from energon_stream.cli.main import main
 from energon_stream.errors import StateMismatchError
-from energon_stream.schedule import planned
+from energon_stream.schedule import pack_spec
 
 EARLIER = Path(__file__).with_name("state_of_windows.msgpack").read_bytes()
 """State after 13 packs, which that version saved of this dataset."""
@@ -23,6 +23,8 @@ OF_COSTS = Path(__file__).with_name("state_of_several_costs.msgpack").read_bytes
 """State after seven packs of several costs, before packs exchanged samples."""
 PACKS_OF_COSTS = 1822312454
 """Hash of its next 60 packs."""
+WITHIN_PASSES = {"chapters": 647993328, "exchanged": 133876668}
+"""Hashes of the 60 packs after such states, after 13 packs, of windows that did not end with passes."""
 FIRST_STEPS = 515, 0.6556
 """Samples of the first 40 steps and their distance, as its ``plan`` counted them."""
 
@@ -30,7 +32,7 @@ FIRST_STEPS = 515, 0.6556
 @pytest.fixture(autouse=True)
 def short_chapters(monkeypatch):
     """Of two passes and not of 16, which take longer to plan; states of then have none."""
-    monkeypatch.setattr(planned, "CHAPTER", 4000)
+    monkeypatch.setattr(pack_spec, "CHAPTER", 4000)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,25 @@ def test_states_go_on_with_windows_on_any_ranks(path):
     assert going_on(path, None, 60)[0] != found  # a new run has chapters
 
 
+@pytest.mark.parametrize("name", WITHIN_PASSES)
+def test_states_go_on_with_windows_that_end_within_passes(path, name):
+    states, packing = [Path(__file__).with_name(f"state_of_{name}.msgpack").read_bytes()], None
+    if name == "exchanged":
+        packing = of_two_costs(path)
+    found = []
+    for world, count in ((1, 31), (2, 14), (1, 15)):
+        packs, states = going_on(path, states, count, world, packing)
+        found += packs
+    assert zlib.crc32(repr(found).encode()) == WITHIN_PASSES[name]
+
+
+def of_two_costs(path):
+    numbers = np.arange(2000)
+    compute_costs(path, "patches", values=np.where(numbers % 97 == 0, 60, numbers * 104729 % 5))
+    packing = {"cost": {"text": "tokens", "vision": "patches"}, "capacity": {"text": 100, "vision": 80}}
+    return packing | {"load": "linear", "global_batch_size": 4, "window": 4}
+
+
 @pytest.mark.slow  # the next test has what such a state leaves to other loaders
 def test_a_loader_that_refuses_such_a_state_plans_as_before(path):
     (expected,), _ = going_on(path, None, 1)
@@ -89,10 +110,7 @@ def test_loaders_of_one_dataset_plan_as_their_own_states_say(path):
 
 
 def test_states_of_several_costs_go_on_with_their_packs(path):
-    numbers = np.arange(2000)
-    compute_costs(path, "patches", values=np.where(numbers % 97 == 0, 60, numbers * 104729 % 5))
-    packing = {"cost": {"text": "tokens", "vision": "patches"}, "capacity": {"text": 100, "vision": 80}}
-    packing |= {"load": "linear", "global_batch_size": 4, "window": 4}
+    packing = of_two_costs(path)
     found, states = [], [OF_COSTS]
     for world, count in ((1, 31), (2, 14), (1, 15)):
         packs, states = going_on(path, states, count, world, packing)
@@ -106,7 +124,7 @@ def test_states_of_several_costs_go_on_with_their_packs(path):
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(("states", "algorithm"), [([EARLIER], 4), (None, 9)])
+@pytest.mark.parametrize(("states", "algorithm"), [([EARLIER], 4), (None, 16)])
 def test_the_record_of_a_run_says_which_packs_it_has(path, tmp_path, states, algorithm):
     run = str(tmp_path / "run")
     going_on(path, states, 8, run=run)
