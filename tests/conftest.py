@@ -20,7 +20,6 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-import botocore.hooks
 import botocore.loaders
 import botocore.session
 import certifi
@@ -166,12 +165,6 @@ def _session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name, path in trust_one_authority(tmp_path_factory.mktemp("authority")).items():
             patch.setenv(name, str(path))
         patch.setattr("botocore.session.create_loader", functools.cache(botocore.loaders.create_loader))
-        takes_any = functools.cache(botocore.hooks.accepts_kwargs)
-        patch.setattr(
-            "botocore.hooks.accepts_kwargs", lambda handler: takes_any(getattr(handler, "__func__", handler))
-        )
-        name = functools.cache(botocore.hooks.EventAliaser(None)._alias_event_name)
-        patch.setattr(botocore.hooks.EventAliaser, "_alias_event_name", lambda self, given: name(given))
         if module := sys.modules.get("energon_stream.loader.loader"):
             make = module.BasicDataLoader.__init__
 

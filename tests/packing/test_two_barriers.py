@@ -106,8 +106,7 @@ def planned(costs, each, loads=("linear", "linear"), window=8):
         "error",
         "text",
         (PackKind("vision", vision, loads[1]),),
-        chapter=1,
-    )
+    ).in_chapters(1, RANKS)
     job = build_schedule(plan, num_streams=1, stream=0, key=1)
     return JobPacks(job, spec, (text,), RANKS, 1, ((patches,),))
 
