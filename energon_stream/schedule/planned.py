@@ -150,7 +150,7 @@ class JobPacks:
     def _within_pass(self, start: Cursor) -> JobPacks:
         """Return the packs with a window that ends with a pass, if that ends within the next one.
 
-        A window has whole steps: what a pass has left beyond these is in the first window of the next pass.
+        A window has whole steps, and some: what a pass has left beyond these shares one with the next pass.
         """
         left = left_in_pass(self.job, start)
         _, refs, costs, _ = self._take(start, self.spec.packs)
