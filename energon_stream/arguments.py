@@ -66,7 +66,7 @@ def check_whole(name: str, value: object, least: float, hint: str) -> None:
     if value is not None and not (
         type(value) is not bool and isinstance(value, Integral) and least <= int(value) < 2**63
     ):
-        is_whole = isinstance(value, Integral) and type(value) is not bool
+        is_whole = type(value) is not bool and isinstance(value, Integral)
         raise ConfigError(f"{name} is {value!r:.80}{'' if is_whole else ', no whole number'}", hint=hint)
 
 
