@@ -63,11 +63,10 @@ _OF_THE_CALL = (
 
 def check_whole(name: str, value: object, least: float, hint: str) -> None:
     """Raise ConfigError for what is neither None nor a whole number from ``least`` on that has 64 bits."""
-    if value is not None and not (
-        type(value) is not bool and isinstance(value, Integral) and least <= int(value) < 2**63
-    ):
-        is_whole = type(value) is not bool and isinstance(value, Integral)
-        raise ConfigError(f"{name} is {value!r:.80}{'' if is_whole else ', no whole number'}", hint=hint)
+    whole = int(value) if type(value) is not bool and isinstance(value, Integral) else None
+    if value is not None and (whole is None or not least <= whole < 2**63):
+        kind = ", no whole number" if whole is None else ""
+        raise ConfigError(f"{name} is {value!r:.80}{kind}", hint=hint)
 
 
 def check_names(given: Iterable[str], known: Iterable[str], where: str | None = None) -> None:

@@ -19,6 +19,19 @@ _ALIKE = 16  # share of the longest piece by which lengths may differ, so that l
 _TRIES = 2  # exchanges that are looked at, for each piece of a window
 
 
+def sample_numbers(leaf: npt.NDArray[np.integer[Any]], index: Int64Array) -> Int64Array:
+    """Return a number for each reference, the same for those of one sample.
+
+    Example:
+        >>> sample_numbers(np.array([0, 0, 1, 0]), np.array([5, 6, 5, 5])).tolist()
+        [0, 1, 2, 0]
+    """
+    order = np.lexsort((index, leaf))
+    found = np.zeros(len(order), dtype=np.int64)
+    found[order[1:]] = np.cumsum((np.diff(index[order]) != 0) | (np.diff(leaf[order]) != 0))
+    return found
+
+
 def times_before(leaf: npt.NDArray[np.integer[Any]], index: Int64Array) -> Int64Array:
     """Return how often each sample came before.
 
@@ -26,11 +39,10 @@ def times_before(leaf: npt.NDArray[np.integer[Any]], index: Int64Array) -> Int64
         >>> times_before(np.array([0, 0, 1, 0]), np.array([5, 6, 5, 5])).tolist()
         [0, 0, 0, 1]
     """
-    order = np.lexsort((index, leaf))
-    is_new = np.append(True, (np.diff(index[order]) != 0) | (np.diff(leaf[order]) != 0))[: len(order)]
-    first = np.flatnonzero(is_new)
+    numbers = sample_numbers(leaf, index)
+    order, counts = np.argsort(numbers, kind="stable"), np.bincount(numbers)
     found = np.empty(len(order), dtype=np.int64)
-    found[order] = np.arange(len(order)) - first[np.cumsum(is_new) - 1]
+    found[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     return found
 
 
@@ -55,6 +67,8 @@ def part_copies(
     """
     order = np.lexsort((sample, pack))
     is_copy = (np.diff(pack[order]) == 0) & (np.diff(sample[order]) == 0)
+    if not is_copy.any():
+        return pack
     copies = [*order[1:][is_copy].tolist(), *order[:-1][is_copy].tolist()]
     packs, samples, sizes = pack.tolist(), sample.tolist(), costs.tolist()
     has = Counter(zip(packs, samples, strict=True))
@@ -70,8 +84,8 @@ def part_copies(
         near = near[np.argsort(off, kind="stable")][: np.count_nonzero(off <= most)]
         for other in near.tolist():
             left -= 1
-            there, its = packs[other], samples[other]
-            if there == here or has[there, own] or has[here, its]:
+            there, another = packs[other], samples[other]
+            if there == here or has[there, own] or has[here, another]:
                 continue
             more = [one - two for one, two in zip(sizes[other], sizes[piece], strict=True)]
             if all(
@@ -81,7 +95,12 @@ def part_copies(
                 packs[piece], packs[other] = there, here
                 for of, each in zip(taken, more, strict=True):
                     of[here], of[there] = of[here] + each, of[there] - each
-                for change in ((here, own), -1), ((there, its), -1), ((there, own), 1), ((here, its), 1):
+                for change in (
+                    ((here, own), -1),
+                    ((there, another), -1),
+                    ((there, own), 1),
+                    ((here, another), 1),
+                ):
                     has[change[0]] += change[1]
                 break
     return np.array(packs, dtype=np.int64)

@@ -17,14 +17,9 @@ import numpy as np
 from energon_stream.errors import ConfigError
 from energon_stream.rng import derive_key
 from energon_stream.schedule.balance import loads_of_steps
-from energon_stream.schedule.chapters import (
-    FILLS,
-    ChapterSteps,
-    order_by_place,
-    pack_chapter,
-)
+from energon_stream.schedule.chapters import FILLS, ChapterSteps, order_by_place, pack_chapter
 from energon_stream.schedule.combine import left_in_pass, pass_length
-from energon_stream.schedule.copies import part_copies, times_before
+from energon_stream.schedule.copies import part_copies, sample_numbers, times_before
 from energon_stream.schedule.exchange import exchange_samples
 from energon_stream.schedule.neighbours import pack_neighbours
 from energon_stream.schedule.pack_planning import (
@@ -150,7 +145,7 @@ class JobPacks:
     def _within_pass(self, start: Cursor) -> JobPacks:
         """Return the packs with a window that ends with a pass, if that ends within the next one.
 
-        A window has whole steps, and some: what a pass has left beyond these shares one with the next pass.
+        A window has whole steps, at least some: what a pass has left beyond these shares one with the next.
         """
         left = left_in_pass(self.job, start)
         _, refs, costs, _ = self._take(start, self.spec.packs)
@@ -315,15 +310,9 @@ class JobPacks:
 
     def _parted(self, refs: Refs, pieces: PieceColumns, pack: Int64Array) -> Int64Array:
         """Return the pack of each piece after exchanges, so that none has a sample twice, if that can be."""
-        again = times_before(refs.leaf, refs.index)
-        if not again.any():
-            return pack
-        names = np.lexsort((refs.index, refs.leaf))
-        is_new = np.append(True, np.diff(refs.index[names]) | np.diff(refs.leaf[names]) != 0)
-        sample = np.empty(len(names), dtype=np.int64)
-        sample[names] = np.cumsum(is_new)
+        sample = sample_numbers(refs.leaf, refs.index)[pieces.ref]
         costs = np.column_stack([pieces.stop - pieces.start, self.lengths(refs)[pieces.ref, 1:]])
-        return part_copies(sample[pieces.ref], costs, [kind.capacity for kind in self.spec.kinds], pack)
+        return part_copies(sample, costs, [kind.capacity for kind in self.spec.kinds], pack)
 
     def _of_neighbours(
         self, refs: Refs, lengths: Int64Array, packs: int, room: float, key: int
